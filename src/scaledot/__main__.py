@@ -1,0 +1,8 @@
+"""`python -m scaledot` is `scaledot`."""
+
+import sys
+
+from scaledot.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

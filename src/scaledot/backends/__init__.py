@@ -1,0 +1,35 @@
+"""The table of backends, fastest first, and who serves a problem.
+
+A backend is a module with a `name`, `refuses(problem) -> reason | None` and `attend(problem)`. One
+that is asked for by name never falls back silently.
+"""
+
+from types import ModuleType
+
+from scaledot.backends import cpu, torch_sdpa
+from scaledot.problem import Problem
+
+TABLE: tuple[ModuleType, ...] = (torch_sdpa, cpu)
+
+
+def choose(problem: Problem, asked: str | None = None) -> ModuleType:
+    """The first backend that serves the problem, or the one asked for, or an error with reasons."""
+    if asked is None:
+        for backend in TABLE:
+            if backend.refuses(problem) is None:
+                return backend
+        reasons = "; ".join(f"{b.name}: {b.refuses(problem)}" for b in TABLE)
+        raise ValueError(f"no backend serves this call: {reasons}")
+    for backend in TABLE:
+        if backend.name == asked:
+            reason = backend.refuses(problem)
+            if reason is not None:
+                raise ValueError(f"backend={asked!r} cannot serve this call: {reason}")
+            return backend
+    names = ", ".join(repr(backend.name) for backend in TABLE)
+    raise ValueError(f"backend={asked!r} does not exist; use one of {names}")
+
+
+def explain(problem: Problem, asked: str | None = None) -> dict[str, str | None]:
+    """For each backend: None if it can serve the problem, else why not."""
+    return {backend.name: backend.refuses(problem) for backend in TABLE}

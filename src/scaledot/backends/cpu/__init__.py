@@ -1,0 +1,25 @@
+"""The tiled CPU backend: every argument, every vital sign, memory bounded by a tile."""
+
+import torch
+
+from scaledot.backends.cpu import ops
+from scaledot.backends.cpu.logits import Inputs
+from scaledot.measure import Result
+from scaledot.problem import Problem
+
+name = "cpu"
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why this backend cannot serve the problem, None when it can."""
+    if problem.query.device.type not in ("cpu", "meta"):
+        return f"the tensors are on {problem.query.device}, not on a CPU"
+    return None
+
+
+def attend(problem: Problem) -> Result:
+    seed = None
+    if problem.settings.dropout_p > 0.0 and problem.value is not None:
+        seed = torch.randint(2**62, (), dtype=torch.int64, device=problem.query.device)
+    inputs = Inputs(*problem[: len(Inputs._fields) - 1], seed)
+    return ops.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)

@@ -1,0 +1,50 @@
+"""torch's own CPU flash backward, fed with our (out, lse), where it is right."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from scaledot.backends.cpu.logits import Inputs
+from scaledot.problem import Settings
+
+
+def can_serve_backward(inputs: Inputs, settings: Settings, lse: Tensor) -> bool:
+    """Plain or causal, one key head a query head, finite: what torch's kernel gets right."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    causal = settings.right == 0 and (
+        not settings.bottom_right or query.shape[-2] == key.shape[-2]
+    )
+    return (
+        value is not None
+        and inputs[3:] == (None,) * len(inputs[3:])
+        and settings.dropout_p == 0.0
+        and not settings.log_n
+        and not settings.softcap
+        and settings.scale > 0.0
+        and settings.left is None
+        and (settings.right is None or causal)
+        and query.shape[1] == key.shape[1]
+        and query.shape[-1] == value.shape[-1]
+        and all(size > 0 for size in (*query.shape, *key.shape))
+        and math.isfinite(lse.sum().item())
+        and all(math.isfinite(tensor.sum().item()) for tensor in (key, value))
+    )
+
+
+def backward(
+    inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = inputs[:3]
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out,
+        query,
+        key,
+        value,
+        out,
+        lse,
+        0.0,
+        settings.right == 0,
+        attn_mask=None,
+        scale=settings.scale,
+    )

@@ -1,0 +1,58 @@
+"""How large the logits of a call can get, from the norms of its rows: |q.k| <= |q| |k|."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from scaledot.backends.cpu.logits import Plan
+from scaledot.measure import root_mean_square
+
+# e^(2 * 30) times 2^40 keys, and e^(-2 * 30), are far inside float32: up to here the exponentials
+# need no pivot.
+SAFE_LOGIT = 30.0
+MODERATE_LOGIT = 1e15  # the square fits float32, with room for a sum
+
+
+class Reach:
+    """Decides which shortcuts are right for a call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        query, key = plan.inputs.query.to(plan.dtype), plan.inputs.key.to(plan.dtype)
+        self.query_squares = torch.linalg.vecdot(query, query)  # [B, H, Q]
+        self.key_squares = torch.linalg.vecdot(key, key)  # [B, G, K]
+        bound = self._bound()  # NaN or inf where q or k is not finite, or may overflow
+        self.pivot_free = bound <= SAFE_LOGIT and not plan.biased  # a cap only shrinks
+        self.moderate = bound <= MODERATE_LOGIT
+        dot = plan.inputs.weight is None
+        self.gram = dot and plan.mask is None and math.isfinite(bound)
+
+    def _bound(self) -> float:
+        if not (self.query_squares.numel() and self.key_squares.numel()):
+            return 0.0
+        query = math.sqrt(self.query_squares.amax().item())
+        key = math.sqrt(self.key_squares.amax().item())
+        factor = self.plan.factor
+        if isinstance(factor, Tensor):
+            factor = factor.abs().amax().item()
+        weight = self.plan.inputs.weight
+        if weight is not None:  # |w . tanh| <= |w|_1, if no entry is NaN or inf
+            largest = weight.to(self.plan.dtype).abs().sum(-1).amax().item()
+            return largest * abs(factor) if math.isfinite(query * key) else math.inf
+        return query * key * abs(factor)
+
+    def key_rms(self) -> tuple[Tensor, Tensor]:
+        """Root mean square of the keys within their lengths, and how many entries: [B, H], of a
+        packed batch [sequences, H]."""
+        plan = self.plan
+        entries_of = len(plan.slabs) if plan.packed else plan.batch
+        rms = torch.zeros(entries_of, plan.groups, dtype=plan.dtype)
+        entries = torch.zeros(entries_of, plan.groups, dtype=torch.int64)
+        for index, part in enumerate(plan.slabs):
+            batch, keys = slice(part.start, part.stop), slice(part.diagonal.first, part.diagonal.last)
+            place = slice(index, index + 1) if plan.packed else batch
+            rms[place], entries[place] = root_mean_square(
+                plan.inputs.key[batch, :, keys], self.key_squares[batch, :, keys]
+            )
+        return rms.repeat_interleave(plan.repeats, 1), entries.repeat_interleave(plan.repeats, 1)

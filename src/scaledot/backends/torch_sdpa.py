@@ -1,0 +1,80 @@
+"""torch's own scaled_dot_product_attention, wherever it is right: it is a good kernel.
+
+Where it errs on a CPU (torch 2.13), this backend refuses: a NaN query over fewer than 16 keys comes
+out as zeros; hidden keys and values that are not finite leak into the rows that cannot see them;
+causal with a scale of zero or below is NaN.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scaledot.measure import Result
+from scaledot.problem import Problem
+
+name = "torch"
+
+# Rows shorter than one vector register take a scalar path whose maximum drops NaN.
+VECTOR_KEYS = 16
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why this backend cannot serve the problem, None when it can."""
+    query, key, value, settings = problem.query, problem.key, problem.value, problem.settings
+    if problem.wants_vitals or value is None:
+        return "it returns no vitals"
+    if settings.softcap or settings.log_n or settings.dropout_p:
+        return "it has no softcap, no log_n scale, and draws dropout over a full matrix"
+    if problem.sinks is not None or problem.head_scale is not None:
+        return "it has no learned sinks and no scale per head"
+    if problem.weight is not None or problem.cu_seqlens_q is not None:
+        return "it has no additive score and no packed sequences"
+    if problem.key_lengths is not None or settings.left is not None:
+        return "it has no window and no key lengths"
+    if problem.mask is not None:
+        return "it makes a full copy of a mask, and NaN in masked keys leaks"
+    if settings.right is not None and not _is_plain_causal(problem):
+        return "its causal mask is top-left only, and wrong for a scale of zero or below"
+    if query.shape[1] != key.shape[1] or query.shape[-1] != value.shape[-1]:
+        return "grouped heads and a value width of its own take its slow path"
+    if 0 in query.shape or 0 in key.shape:
+        return "an empty tensor"
+    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
+        return "a last dimension with a stride takes its slow path"
+    if torch._C._are_functorch_transforms_active():
+        return "its kernel has no batching rule"
+    return _data_reason(problem)
+
+
+def attend(problem: Problem) -> Result:
+    causal = problem.settings.right is not None
+    scale = problem.settings.scale
+    query, key, value = problem.query, problem.key, problem.value
+    assert value is not None
+    return Result(F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale))
+
+
+def _is_plain_causal(problem: Problem) -> bool:
+    settings = problem.settings
+    square = problem.query.shape[-2] == problem.key.shape[-2]
+    return settings.right == 0 and settings.scale > 0.0 and (square or not settings.bottom_right)
+
+
+def _data_reason(problem: Problem) -> str | None:
+    """Some errors depend on the data; while tracing there is none to look at."""
+    causal = problem.settings.right is not None
+    short = problem.key.shape[-2] < VECTOR_KEYS
+    if not (causal or short):
+        return None
+    query = problem.query
+    if query.device.type != "cpu" or torch.compiler.is_compiling() or type(query) is not Tensor:
+        return "NaN and inf cannot be ruled out before the call runs"
+    total = query.sum().item()
+    if causal:
+        assert problem.value is not None
+        total += problem.key.sum().item() + problem.value.sum().item()
+    if not math.isfinite(total):
+        return "NaN or inf in the inputs: its kernel would hide or spread it"
+    return None

@@ -1,0 +1,502 @@
+"""The vital signs: what they are, how they merge.
+
+Two merges, two types. `RowState` describes one row's softmax over a block of keys and merges
+**key blocks of the same rows**. `Vitals` is the summary of a head and merges **disjoint rows**:
+batches, micro-batches, ranks.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scaledot import table
+
+SATURATED_ABOVE = 0.99  # a row whose largest probability is above this passes next to no gradient
+
+FLOAT_FIELDS = (
+    "max_logit",
+    "logit_mean",
+    "logit_std",
+    "row_std",
+    "entropy",
+    "entropy_ratio",
+    "sum_p2",
+    "top_p",
+    "saturated",
+    "sink",
+    "off",
+    "q_rms",
+    "k_rms",
+)
+COUNT_FIELDS = ("rows", "pairs", "nonfinite", "ratio_rows", "q_entries", "k_entries")
+ROW_FIELDS = ("max_logit", "lse", "entropy", "top_p", "sum_p2")
+
+
+class Band(NamedTuple):
+    """Where a healthy head is found: a hint beside the number, not an alarm."""
+
+    low: float | None
+    high: float | None
+    words: str
+
+
+# The bands of `scaledot.vitals`' table. Sources: 100 is the clipping threshold of Kimi K2's QK-Clip
+# and of Megatron-LM; a softmax over n Gaussian scores freezes when their deviation passes
+# sqrt(2 ln n), 3.3 to 4.1 for n = 256 to 4096 (random energy model); the rest is what sqrt(d_k)
+# promises at the start, with room for what training does to it.
+BANDS: dict[str, Band] = {
+    "max_logit": Band(None, 100.0, "below 100"),
+    "logit_mean": Band(None, None, "any: a shift of a row changes nothing"),
+    "logit_std": Band(0.1, 4.0, "about 1 when sqrt(d_k) is right"),
+    "row_std": Band(0.1, 3.5, "below sqrt(2 ln n)"),
+    "entropy": Band(None, None, "0 (one key) to ln n (all keys alike)"),
+    "entropy_ratio": Band(0.1, 0.98, "0: collapsed, 1: looks at everything"),
+    "sum_p2": Band(None, 0.9, "1/n (flat) to 1 (one-hot)"),
+    "passes": Band(0.1, None, "how much gradient the softmax lets through"),
+    "top_p": Band(None, 0.9, "mean largest weight of a row"),
+    "saturated": Band(None, 0.5, "share of rows above 0.99"),
+    "sink": Band(None, 0.9, "weight on the first key"),
+    "off": Band(None, 0.9, "weight on the learned sink"),
+    "q_rms": Band(None, None, "growth of the logits starts here"),
+    "k_rms": Band(None, None, "growth of the logits starts here"),
+    "nonfinite": Band(None, 0.0, "rows that hold NaN or inf"),
+}
+
+
+class RowVitals(NamedTuple):
+    """`per_row=True`: one number a row, [..., queries]; empty rows hold -inf and 0."""
+
+    max_logit: Tensor
+    lse: Tensor
+    entropy: Tensor
+    top_p: Tensor
+    sum_p2: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vitals:
+    """How healthy each head's softmax is; see DESIGN.md for the definition of every field.
+
+    All tensors have the query's leading shape. `ratio_rows`, `q_entries` and `k_entries` are the
+    weights that `entropy_ratio`, `q_rms` and `k_rms` need to be merged.
+    """
+
+    max_logit: Tensor
+    logit_mean: Tensor
+    logit_std: Tensor
+    row_std: Tensor
+    entropy: Tensor
+    entropy_ratio: Tensor
+    sum_p2: Tensor
+    top_p: Tensor
+    saturated: Tensor
+    sink: Tensor
+    off: Tensor
+    q_rms: Tensor
+    k_rms: Tensor
+    rows: Tensor
+    pairs: Tensor
+    nonfinite: Tensor
+    ratio_rows: Tensor
+    q_entries: Tensor
+    k_entries: Tensor
+    per_row: RowVitals | None = None
+
+    @property
+    def passes(self) -> Tensor:
+        """1 - sum_p2, the trace of the softmax's Jacobian: how much gradient gets through."""
+        return torch.where(self.rows > 0, 1 - self.sum_p2, torch.zeros_like(self.sum_p2))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.max_logit.shape
+
+    @staticmethod
+    def empty(
+        shape: tuple[int, ...] = (),
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> "Vitals":
+        """The vitals of no rows at all: merging with it changes nothing."""
+        values = {name: torch.zeros(shape, dtype=dtype, device=device) for name in FLOAT_FIELDS}
+        values["max_logit"] = torch.full(shape, -math.inf, dtype=dtype, device=device)
+        for name in COUNT_FIELDS:
+            values[name] = torch.zeros(shape, dtype=torch.int64, device=device)
+        return Vitals(**values)
+
+    def merge(self, other: "Vitals") -> "Vitals":
+        """The vitals of both sets of rows together; commutative and associative up to rounding."""
+        return _merge(self, other)
+
+    def over_batch(self) -> "Vitals":
+        """Merged over every leading dimension but the last: [heads]."""
+        merged = self._map(lambda t: t.reshape(-1, t.shape[-1]) if t.dim() > 1 else t)
+        if merged.max_logit.dim() < 2:
+            return merged
+        if merged.shape[0] == 0:
+            return Vitals.empty(
+                tuple(merged.shape[1:]), merged.entropy.dtype, merged.entropy.device
+            )
+        while merged.shape[0] > 1:
+            half = merged.shape[0] // 2
+            rest = merged._map(lambda t, start=2 * half: t[start:])
+            first = merged._map(lambda t, stop=half: t[:stop])
+            second = merged._map(lambda t, start=half: t[start : 2 * start])
+            merged = first.merge(second)
+            if rest.shape[0]:
+                pair = [merged, rest]
+                merged = _combine(pair, lambda ts: torch.cat(ts))
+        return merged._map(lambda t: t[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, ready for JSON; `per_row` only where it was asked for."""
+        plain = {name: getattr(self, name).tolist() for name in _names()}
+        plain["passes"] = self.passes.tolist()
+        if self.per_row is not None:
+            plain["per_row"] = {
+                name: tensor.tolist() for name, tensor in self.per_row._asdict().items()
+            }
+        return plain
+
+    def _map(self, function: Any) -> "Vitals":
+        return Vitals(**{name: function(getattr(self, name)) for name in _names()})
+
+    def __repr__(self) -> str:
+        return table.as_text(*_table(self))
+
+    def _repr_html_(self) -> str:
+        return table.as_html(*_table(self))
+
+
+SHOWN_HEADS = 8
+
+
+def _table(vitals: Vitals) -> tuple[str, list[str], list[table.Line], str]:
+    """One column a head (the batch merged), a few heads at most, and all of them together."""
+    shape = list(vitals.shape)
+    if vitals.max_logit.is_meta or type(vitals.max_logit) is not Tensor:
+        return f"Vitals {shape} without data", [], [], ""
+    heads = vitals.over_batch() if vitals.max_logit.dim() else vitals._map(lambda t: t[None])
+    number = heads.shape[0]
+    # All heads as one more column: a head is to the layer what a batch entry is to a head.
+    together = heads._map(lambda t: t[:, None]).over_batch()
+    columns = [f"head {head}" for head in range(min(number, SHOWN_HEADS))] + ["all"]
+    note = f"(heads 0 to {SHOWN_HEADS - 1} of {number} shown)" if number > SHOWN_HEADS else ""
+    lines = []
+    for name, band in BANDS.items():
+        values = [*getattr(heads, name)[:SHOWN_HEADS].tolist(), getattr(together, name).item()]
+        flags = [
+            (band.low is not None and value < band.low)
+            or (band.high is not None and value > band.high)
+            for value in values
+        ]
+        cells = [f"{value:.4g}" for value in values]
+        lines.append(table.Line(name, cells, flags, band.words))
+    title = f"Vitals {shape}: {together.rows.item()} rows, {together.pairs.item()} pairs"
+    return title, columns, lines, note
+
+
+def _names() -> tuple[str, ...]:
+    return FLOAT_FIELDS + COUNT_FIELDS
+
+
+def _combine(parts: list[Vitals], function: Any) -> Vitals:
+    return Vitals(**{name: function([getattr(part, name) for part in parts]) for name in _names()})
+
+
+def _merge(a: Vitals, b: Vitals) -> Vitals:
+    dtype = torch.promote_types(a.entropy.dtype, b.entropy.dtype)
+    merged: dict[str, Tensor] = {name: getattr(a, name) + getattr(b, name) for name in COUNT_FIELDS}
+
+    def weights(counts: str) -> tuple[Tensor, Tensor]:
+        total = merged[counts].clamp(min=1).double()
+        return getattr(a, counts).double() / total, getattr(b, counts).double() / total
+
+    def values(name: str) -> tuple[Tensor, Tensor]:
+        return getattr(a, name).double(), getattr(b, name).double()
+
+    def mean(name: str, counts: str) -> Tensor:
+        (weight_a, weight_b), (x, y) = weights(counts), values(name)
+        return _weighted(weight_a, x) + _weighted(weight_b, y)
+
+    def root_mean_square(name: str, counts: str) -> Tensor:
+        (weight_a, weight_b), (x, y) = weights(counts), values(name)
+        return torch.hypot(_weighted(weight_a.sqrt(), x), _weighted(weight_b.sqrt(), y))
+
+    merged["max_logit"] = torch.maximum(*values("max_logit"))
+    for name in ("entropy", "sum_p2", "top_p", "saturated", "sink", "off"):
+        merged[name] = mean(name, "rows")
+    merged["entropy_ratio"] = mean("entropy_ratio", "ratio_rows")
+    merged["logit_mean"] = mean("logit_mean", "pairs")
+    # Chan's rule, with hypot so that no square overflows.
+    weight_a, weight_b = weights("pairs")
+    mean_a, mean_b = values("logit_mean")
+    between = _weighted((weight_a * weight_b).sqrt(), mean_a - mean_b)
+    merged["logit_std"] = torch.hypot(root_mean_square("logit_std", "pairs"), between)
+    merged["row_std"] = root_mean_square("row_std", "rows")
+    merged["q_rms"] = root_mean_square("q_rms", "q_entries")
+    merged["k_rms"] = root_mean_square("k_rms", "k_entries")
+    return Vitals(
+        **{
+            name: tensor if name in COUNT_FIELDS else tensor.to(dtype)
+            for name, tensor in merged.items()
+        }
+    )
+
+
+def _weighted(weight: Tensor, value: Tensor) -> Tensor:
+    """weight * value, and 0 where the weight is 0, whatever the value."""
+    return torch.where(weight > 0, weight * value, torch.zeros_like(value))
+
+
+class Rows(NamedTuple):
+    """What a backend measures of each row, [B, H, Q]: `summarise` makes vitals of it."""
+
+    count: Tensor  # allowed keys; 0: the row counts nowhere
+    max_logit: Tensor
+    lse: Tensor
+    entropy: Tensor
+    top_p: Tensor
+    sum_p2: Tensor
+    first_p: Tensor  # probability of the sequence's first key
+    off_p: Tensor | None  # probability of the learned sink
+    mean: Tensor  # of the row's logits; float64
+    m2: Tensor  # sum of squared deviations from that mean; float64
+    broken: Tensor  # bool: the row's logits hold NaN or inf
+
+
+def summarise(
+    rows: Rows, query: Tensor, query_squares: Tensor, key_rms: Tensor, key_entries: Tensor
+) -> tuple[Tensor, Tensor]:
+    """floats [F, B, H] and counts [C, B, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
+
+    query [B, H, Q, D] and the squared norms of its rows [B, H, Q]; key_rms, key_entries [B, H].
+    """
+    dtype = rows.lse.dtype
+    counted = (rows.count > 0) & ~rows.broken
+    skipped = ~counted
+    number = counted.sum(-1)
+    divisor = number.clamp(min=1).to(dtype)
+
+    def total(values: Tensor) -> Tensor:
+        return values.masked_fill(skipped, 0.0).sum(-1)
+
+    keys = rows.count.to(dtype)
+    outcomes = keys if rows.off_p is None else keys + 1
+    several = counted & (outcomes > 1)
+    ratio_rows = several.sum(-1)
+    ratio = (rows.entropy / outcomes.clamp(min=2).log()).masked_fill(~several, 0.0)
+    pairs = rows.count.masked_fill(skipped, 0).sum(-1)
+    pair_divisor = pairs.clamp(min=1).double()
+    mean = total(rows.mean * rows.count) / pair_divisor
+    between = rows.count * (rows.mean - mean.unsqueeze(-1)).square()
+    spread = total(rows.m2 + between) / pair_divisor
+    row_variance = total(rows.m2 / rows.count.clamp(min=1)) / divisor
+    top = rows.max_logit.masked_fill(skipped, -math.inf)
+    q_rms, q_entries = root_mean_square(query, query_squares, counted)
+    floats = [
+        top.amax(-1) if top.shape[-1] else top.new_full(number.shape, -math.inf),
+        mean.to(dtype),
+        spread.sqrt().to(dtype),
+        row_variance.sqrt().to(dtype),
+        total(rows.entropy) / divisor,
+        ratio.sum(-1) / ratio_rows.clamp(min=1),
+        total(rows.sum_p2) / divisor,
+        total(rows.top_p) / divisor,
+        total((rows.top_p > SATURATED_ABOVE).to(dtype)) / divisor,
+        total(rows.first_p) / divisor,
+        torch.zeros_like(divisor) if rows.off_p is None else total(rows.off_p) / divisor,
+        q_rms,
+        key_rms,
+    ]
+    counts = [number, pairs, rows.broken.sum(-1), ratio_rows, q_entries, key_entries]
+    return torch.stack(floats), torch.stack(counts)
+
+
+def root_mean_square(
+    entries: Tensor, squares: Tensor, counted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of entries [..., n, width] over the counted rows, non-finite ones left out; how many.
+
+    squares: the squared norms of the rows [..., n]; counted: bool [..., n], None: all.
+    """
+    if counted is not None:
+        squares = squares.masked_fill(~counted, 0.0)
+    total = squares.sum(-1)
+    if bool(torch.isfinite(total).all()):
+        if counted is None:
+            number = torch.full_like(total, squares.shape[-1], dtype=torch.int64)
+        else:
+            number = counted.sum(-1)
+        number = number * entries.shape[-1]
+        return (total / number.clamp(min=1)).sqrt(), number
+    # Some entry is not finite, or a square overflowed: leave out the one, survive the other.
+    usable = torch.isfinite(entries)
+    if counted is not None:
+        usable &= counted.unsqueeze(-1)
+    number = usable.sum((-1, -2))
+    exact = entries.double().masked_fill(~usable, 0.0).square().sum((-1, -2))
+    return (exact / number.clamp(min=1)).sqrt().to(squares.dtype), number
+
+
+class Result(NamedTuple):
+    """What a backend hands back; the rest is empty or None where no vitals were asked for."""
+
+    out: Tensor  # [B, H, Q, V]
+    floats: Tensor | None = None  # [F, B, H], in the order of FLOAT_FIELDS
+    counts: Tensor | None = None  # [C, B, H], in the order of COUNT_FIELDS
+    rows: Tensor | None = None  # [5, B, H, Q], in the order of ROW_FIELDS
+
+
+def vitals_from(result: Result, lead: tuple[int, ...], row_lead: tuple[int, ...] | None) -> Vitals:
+    """Vitals of the caller's leading shape; rows too where `row_lead` gives their shape."""
+    floats, counts, rows = result.floats, result.counts, result.rows
+    assert floats is not None and counts is not None and rows is not None
+    named = {}
+    for name, tensor in zip(FLOAT_FIELDS, floats.unbind(), strict=True):
+        named[name] = tensor.reshape(lead)
+    for name, tensor in zip(COUNT_FIELDS, counts.unbind(), strict=True):
+        named[name] = tensor.reshape(lead)
+    per_row = None
+    if row_lead is not None:
+        queries = rows.shape[-1]
+        per_row = RowVitals(*(tensor.reshape(*row_lead, queries) for tensor in rows.unbind()))
+    return Vitals(**named, per_row=per_row)
+
+
+@dataclass(frozen=True, eq=False)
+class RowState:
+    """A row's softmax over a block of keys, in a form that merges with other blocks' exactly.
+
+    With m = max: sum_exp = sum e^(z-m), sum_exp_logit = sum e^(z-m) (z-m), sum_exp2 = sum e^(2(z-m));
+    count, mean and m2 describe the logits themselves. Everything is counted from the maximum, so
+    logits of 1e4 lose nothing. Shapes: one value a row.
+    """
+
+    max: Tensor
+    sum_exp: Tensor
+    sum_exp_logit: Tensor
+    sum_exp2: Tensor
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    @staticmethod
+    def from_logits(logits: Tensor, allowed: Tensor | None = None) -> "RowState":
+        """logits [..., keys], allowed bool of the same shape (None: all)."""
+        if not logits.dtype.is_floating_point:
+            raise TypeError(f"logits are {logits.dtype}; they must be floating point")
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        if allowed is None:
+            allowed = torch.ones_like(logits, dtype=torch.bool)
+        if logits.shape[-1] == 0:
+            return RowState.empty(tuple(logits.shape[:-1]), logits.dtype, logits.device)
+        hidden = ~allowed
+        count = allowed.sum(-1)
+        row_max = logits.masked_fill(hidden, -math.inf).amax(-1)
+        shifted = logits - _finite(row_max).unsqueeze(-1)
+        exponential = shifted.exp().masked_fill(hidden, 0.0)
+        shifted = shifted.masked_fill(hidden, 0.0)
+        number = count.clamp(min=1).to(logits.dtype)
+        mean = (logits.masked_fill(hidden, 0.0) / number.unsqueeze(-1)).sum(-1)
+        deviation = (logits - mean.unsqueeze(-1)).masked_fill(hidden, 0.0)
+        weighted = torch.where(exponential > 0, exponential * shifted, torch.zeros_like(shifted))
+        weighted = torch.where(exponential.isnan(), exponential, weighted)
+        return RowState(
+            row_max,
+            exponential.sum(-1),
+            weighted.sum(-1),
+            exponential.square().sum(-1),
+            count,
+            mean,
+            deviation.square().sum(-1),
+        )
+
+    @staticmethod
+    def empty(
+        shape: tuple[int, ...] = (),
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> "RowState":
+        """The state of a row that has seen no key: merging with it changes nothing."""
+        zero = torch.zeros(shape, dtype=dtype, device=device)
+        count = torch.zeros(shape, dtype=torch.int64, device=device)
+        return RowState(torch.full_like(zero, -math.inf), zero, zero, zero, count, zero, zero)
+
+    def merge(self, other: "RowState") -> "RowState":
+        """The state over both blocks of keys, rescaled to the larger maximum first."""
+        row_max = torch.maximum(self.max, other.max)
+        one, two = self._seen_from(row_max), other._seen_from(row_max)
+        count = self.count + other.count
+        share = other.count.to(self.mean.dtype) / count.clamp(min=1)
+        delta = other.mean - self.mean
+        return RowState(
+            row_max,
+            one[0] + two[0],
+            one[1] + two[1],
+            one[2] + two[2],
+            count,
+            torch.where(self.count == 0, other.mean, self.mean + delta * share),
+            self.m2 + other.m2 + delta * delta * share * self.count,
+        )
+
+    def _seen_from(self, row_max: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The three sums, counted from another maximum."""
+        shift = self.max - _finite(row_max)
+        factor = shift.exp()  # a block without keys: e^-inf = 0
+        moved = torch.where(factor == 0, torch.zeros_like(shift), shift)
+        return (
+            self.sum_exp * factor,
+            (self.sum_exp_logit + self.sum_exp * moved) * factor,
+            self.sum_exp2 * factor * factor,
+        )
+
+    @property
+    def lse(self) -> Tensor:
+        """ln sum e^z; -inf for a row without keys."""
+        return torch.where(self.count > 0, self.max + self.sum_exp.log(), -math.inf)
+
+    @property
+    def entropy(self) -> Tensor:
+        """-sum p ln p in nats; 0 for a row without keys."""
+        total = torch.where(self.count > 0, self.sum_exp, 1.0)
+        return (total.log() - self.sum_exp_logit / total).clamp(min=0.0)
+
+    @property
+    def sum_p2(self) -> Tensor:
+        return self.sum_exp2 / torch.where(self.count > 0, self.sum_exp, 1.0).square()
+
+    @property
+    def top_p(self) -> Tensor:
+        return torch.where(self.count > 0, 1.0 / self.sum_exp, 0.0)
+
+    @property
+    def std(self) -> Tensor:
+        """Population deviation of the logits."""
+        return (self.m2 / self.count.clamp(min=1)).sqrt()
+
+
+def _finite(row_max: Tensor) -> Tensor:
+    """A pivot that can be subtracted: 0 for rows that have seen nothing."""
+    return torch.where(row_max == -math.inf, torch.zeros_like(row_max), row_max)
+
+
+def _register_pytrees() -> None:
+    """So that vitals go through torch.func, torch.compile and torch.export like any tensors."""
+    from torch.utils import _pytree
+
+    for record in (Vitals, RowState):
+        names = [field.name for field in fields(record)]
+        _pytree.register_pytree_node(
+            record,
+            lambda value, names=names: ([getattr(value, name) for name in names], None),
+            lambda children, _context, record=record: record(*children),
+            serialized_type_name=f"scaledot.{record.__name__}",
+        )
+
+
+_register_pytrees()
