@@ -11,8 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from typing import NoReturn
+
+import scaledot
 
 VERBS = {
     "demo": ("scaledot.lab.demo", "why attention divides by sqrt(d_k), in measured numbers"),
@@ -51,7 +52,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         return 130  # what a shell reports for a command ended by Ctrl-C
     except BrokenPipeError:  # the reader has gone, as in `scaledot demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1  # as rich does
     return status
 
 
@@ -80,15 +81,8 @@ def _parser() -> Parser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"scaledot {_version()}")
+    parser.add_argument("--version", action="version", version=f"scaledot {scaledot.__version__}")
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("scaledot")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _nearest(typed: str, known: Iterable[str]) -> str:

@@ -415,10 +415,12 @@ def _shaped(out: Tensor, problem: Problem) -> Tensor:
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """What torch's autocast does to its own attention: float32 becomes the autocast type."""
-    first = tensors[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+    if not isinstance(tensors[0], Tensor):
         return tensors
-    dtype = torch.get_autocast_dtype(first.device.type)
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
     return tuple(
         tensor.to(dtype)
         if isinstance(tensor, Tensor)

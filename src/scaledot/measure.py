@@ -489,12 +489,18 @@ def _register_pytrees() -> None:
     """So that vitals go through torch.func, torch.compile and torch.export like any tensors."""
     from torch.utils import _pytree
 
+    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+        items = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        names, children = zip(*(item for item in items if item[1] is not None), strict=True)
+        return list(children), names
+
     for record in (Vitals, RowState):
-        names = [field.name for field in fields(record)]
         _pytree.register_pytree_node(
             record,
-            lambda value, names=names: ([getattr(value, name) for name in names], None),
-            lambda children, _context, record=record: record(*children),
+            flatten,
+            lambda children, names, record=record: record(
+                **dict(zip(names, children, strict=True))
+            ),
             serialized_type_name=f"scaledot.{record.__name__}",
         )
 

@@ -43,6 +43,8 @@ def refuses(problem: Problem) -> str | None:
         return "an empty tensor"
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
+    if query.device.type == "meta":
+        return "its meta kernel disagrees with its own strides"
     if torch._C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
     return _data_reason(problem)

@@ -1,6 +1,7 @@
 """`scaledot demo`: why attention divides by sqrt(d_k), told with numbers measured on the spot."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -25,12 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.json:
-        json.dump(as_data(args.seed), sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        play(args.seed, Console(markup=False, emoji=False, highlight=False))
+    with _one_thread():
+        if args.json:
+            json.dump(as_data(args.seed), sys.stdout, indent=2, allow_nan=False)
+            print()
+        else:
+            play(args.seed, Console(markup=False, emoji=False, highlight=False))
     return 0
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums come out the same however many cores there are, and a busy machine hardly slows it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def as_data(seed: int) -> dict[str, Any]:

@@ -63,8 +63,9 @@ FINDINGS = {
     ),
     "products_cancel": Saying(
         "Positive and negative products cancel, so the score is 0.",
-        "Luck, not law: of the {lesson.sign_choices} ways to sign this q, {finding.measured:.1%} give 0. "
-        "Flip one sign and the score is {lesson.flipped.finding.measured:g}.",
+        "Luck, not law: of the {lesson.sign_choices} ways to sign this q, "
+        "{finding.measured:.1%} give 0. Flip one sign and the score is "
+        "{lesson.flipped.finding.measured:g}.",
     ),
     "typical_size": Saying(
         "A typical |q·k| at d_k = {lesson.typical.d_k} is {finding.claim:g}.",

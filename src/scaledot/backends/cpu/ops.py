@@ -44,18 +44,12 @@ library.define(
 
 
 def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
-    """Through autograd where a gradient or a transform may ask for it, else straight."""
     arguments = (*inputs, *settings, wants_vitals, per_row)
+    if inputs.value is None:  # vitals carry no graph
+        arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
     transformed = torch._C._are_functorch_transforms_active()
-    differentiable = torch.is_grad_enabled() and any(
-        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in inputs
-    )
-    if inputs.value is not None and (differentiable or transformed):
-        out, _, *measured = Attend.apply(*arguments)
-        return Result(out, *measured)
-    detached = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
     run = Attend.apply if transformed else torch.ops.scaledot.cpu_forward
-    out, _, *measured = run(*detached)
+    out, _, *measured = run(*arguments)
     return Result(out, *measured)
 
 
@@ -158,84 +152,102 @@ def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    tensors, ctx.settings, _ = _split(inputs)
+    out, lse, *measured = output
+    ctx.mark_non_differentiable(lse, *measured)
+    ctx.save_for_backward(*tensors, out, lse)
+
+
+def _differentiate(ctx: Any, run: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    wanted = [needs[position] for position in PER_HEAD]
+    grads = run(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
+    kept = [grad if need else None for grad, need in zip(grads, needs, strict=False)]
+    return (*kept, *[None] * (len(needs) - len(kept)))
+
+
+def _refuse_second_derivative(*_: Any) -> tuple[None, ...]:
+    raise RuntimeError(
+        "scaledot.attention has no second derivative; for double backward compute "
+        "softmax(q @ k.mT * scale) @ v in plain PyTorch"
+    )
+
+
+def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
+    pass
+
+
+torch.library.register_autograd(
+    "scaledot::cpu_forward",
+    lambda ctx, *grads: _differentiate(ctx, torch.ops.scaledot.cpu_backward, grads[0]),
+    setup_context=_setup_context,
+    lib=library,
+)
+torch.library.register_autograd(
+    "scaledot::cpu_backward", _refuse_second_derivative, setup_context=_keep_nothing, lib=library
+)
+
+
 class Attend(torch.autograd.Function):
+    """The operator for torch.func, whose transforms need a function with a rule for vmap."""
+
+    setup_context = staticmethod(_setup_context)
+
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         return torch.ops.scaledot.cpu_forward(*arguments)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        tensors, ctx.settings, _ = _split(inputs)
-        out, lse, floats, counts, rows = output
-        ctx.mark_non_differentiable(lse, floats, counts, rows)
-        ctx.save_for_backward(*tensors, out, lse)
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        *tensors, out, lse = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        wanted = [needs[position] for position in PER_HEAD]
-        grads = AttendBackward.apply(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
-        kept = [grad if need else None for grad, need in zip(grads, needs, strict=False)]
-        return (*kept, *[None] * (len(needs) - len(kept)))
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _differentiate(ctx, AttendBackward.apply, grads[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
-        folded = _fold_batch(info.batch_size, in_dims, arguments)
-        result = Attend.apply(*folded)
+        result = Attend.apply(*_fold_batch(info.batch_size, in_dims, arguments))
         return _unfold_batch(result, info.batch_size, (0, 0, 1, 1, 1))
 
 
 class AttendBackward(torch.autograd.Function):
-    """Its own function so that vmap finds a rule, and a second derivative a clear refusal."""
+    setup_context = staticmethod(_keep_nothing)
+    backward = staticmethod(_refuse_second_derivative)
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         return torch.ops.scaledot.cpu_backward(*arguments)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[None, ...]:
-        raise RuntimeError(
-            "scaledot.attention has no second derivative; for double backward compute "
-            "softmax(q @ k.mT * scale) @ v in plain PyTorch"
-        )
-
-    @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
         folded = _fold_batch(info.batch_size, in_dims, arguments)
-        # A gradient of a tensor that all samples share is wanted for each sample apart.
+        # The gradient of a tensor that all samples share is wanted for each sample apart.
         size = folded[0].shape[0]
         for position in PER_HEAD:
             tensor = folded[position]
             if tensor is not None and tensor.shape[0] != size:
                 folded[position] = tensor.expand(size, *tensor.shape[1:])
         result = AttendBackward.apply(*folded)
-        return _unfold_batch(result, info.batch_size, (0,) * 7)
+        return _unfold_batch(result, info.batch_size, (0,) * len(result))
 
 
 def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any]:
     """Make the vmapped dimension part of every tensor's first one."""
+    if arguments[Inputs._fields.index("cu_seqlens_q")] is not None:
+        raise ValueError("vmap over packed sequences is not supported: pack them into one call")
     folded = list(arguments)
+    query, dim = arguments[0], in_dims[0]
+    batch = query.shape[0] if dim is None else query.movedim(dim, 0).shape[1]
     for position, (tensor, dim) in enumerate(zip(arguments, in_dims, strict=True)):
         if not isinstance(tensor, Tensor):
             continue
         if position == TENSORS - 1:  # the seed: all samples share it, each block is its own
             folded[position] = tensor.select(dim, 0) if dim is not None else tensor
             continue
-        if dim is not None:
-            tensor = tensor.movedim(dim, 0)
-        elif position in PER_HEAD and tensor.shape[0] == 1:
+        shared = position in PER_HEAD
+        if dim is None and shared and tensor.shape[0] == 1:
             continue  # one for all samples stays one
-        else:
-            tensor = tensor.expand(size, *tensor.shape)
-        batch = arguments[0].shape[1 if in_dims[0] is not None else 0]
-        if in_dims[0] is not None:
-            batch = arguments[0].movedim(in_dims[0], 0).shape[1]
-        if position in PER_HEAD and tensor.shape[1] != batch:
+        tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        if shared and tensor.shape[1] != batch:
             tensor = tensor.expand(size, batch, *tensor.shape[2:])
         folded[position] = tensor.reshape(size * tensor.shape[1], *tensor.shape[2:])
     return folded

@@ -199,7 +199,7 @@ def _steepest() -> float:
 
 
 def _query_gradients(seed: int, shape: tuple[int, ...]) -> Callable[[str], Tensor]:
-    """The sizes of the rows of dL/dq under a scale rule, L a random linear function of the output."""
+    """The sizes of the rows of dL/dq by scale rule, L a random linear function of the output."""
     query, key, value, loss = normal(seed, shape, shape, shape, shape)
 
     def sizes(rule: str) -> Tensor:
