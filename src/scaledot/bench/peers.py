@@ -102,17 +102,17 @@ def _summary(
 ) -> Vitals:
     """From one number a row [B, H, Q] to one number a head [B, H]."""
     query, key = inputs.query, inputs.key
-    count = torch.full_like(row_sum, key.shape[-2])  # keys that the row sees
+    count = torch.full((query.shape[-2],), key.shape[-2], device=query.device)  # keys a row sees
     if hidden is not None:
         count -= hidden.sum(-1)
-    pairs = count.sum(-1)
+    pairs = count.sum()
     logit_mean = row_sum.sum(-1) / pairs
     row_variance = row_squares / count - (row_sum / count).square()
     several = count > 1
-    ratio = torch.where(several, entropy / count.clamp(min=2).log(), 0.0)
+    ratio = torch.where(several, entropy / count.clamp(min=2).to(entropy.dtype).log(), 0.0)
 
-    def each_head(number: int) -> Tensor:
-        return torch.full_like(pairs, number, dtype=torch.int64)
+    def each_head(number: int | Tensor) -> Tensor:
+        return torch.zeros_like(logit_mean, dtype=torch.int64) + number
 
     return Vitals(
         max_logit=row_max.amax(-1),
@@ -120,18 +120,18 @@ def _summary(
         logit_std=(row_squares.sum(-1) / pairs - logit_mean.square()).sqrt(),
         row_std=row_variance.mean(-1).sqrt(),
         entropy=entropy.mean(-1),
-        entropy_ratio=ratio.sum(-1) / several.sum(-1).clamp(min=1),
+        entropy_ratio=ratio.sum(-1) / several.sum().clamp(min=1),
         sum_p2=sum_p2.mean(-1),
         top_p=top_p.mean(-1),
         saturated=(top_p > SATURATED_ABOVE).to(top_p.dtype).mean(-1),
         sink=first_p.mean(-1),
-        off=torch.zeros_like(pairs),
+        off=torch.zeros_like(logit_mean),
         q_rms=query.square().mean((-1, -2)).sqrt(),
         k_rms=key.square().mean((-1, -2)).sqrt(),
         rows=each_head(query.shape[-2]),
-        pairs=pairs.to(torch.int64),
+        pairs=each_head(pairs),
         nonfinite=(~row_sum.isfinite()).sum(-1),
-        ratio_rows=several.sum(-1),
+        ratio_rows=each_head(several.sum()),
         q_entries=each_head(query.shape[-2] * query.shape[-1]),
         k_entries=each_head(key.shape[-2] * key.shape[-1]),
     )

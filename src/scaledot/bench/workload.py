@@ -53,9 +53,8 @@ class Workload:
 
         shape = (self.batch, self.heads, self.length, self.width)
         query, key, value = normal(*shape), normal(*shape), normal(*shape)
-        # A weight of length 1 would leave the softmax flat; this one spreads the scores like
-        # sqrt(d_k) spreads a dot product's.
-        weight = 2 * normal(self.width) / self.width**0.5 if self.additive else None
+        # Scores weight . tanh(q + k) of a deviation near 1, like those that sqrt(d_k) scales.
+        weight = 1.5 * normal(self.width) / self.width**0.5 if self.additive else None
         return Inputs(query, key, value, weight, self.causal)
 
 

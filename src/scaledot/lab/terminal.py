@@ -1,22 +1,18 @@
 """How a lesson looks in a terminal: one function a lesson, a record in, a rich renderable out."""
 
 import math
-from collections.abc import Iterator
-from decimal import Decimal
 from itertools import pairwise
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from scaledot.lab import words
+from scaledot.lab import drawing, words
+from scaledot.lab.drawing import Bar
 from scaledot.lab.experiments import (
     Divisors,
-    Finding,
     Gradient,
     Saturation,
     SmallVectors,
@@ -24,7 +20,6 @@ from scaledot.lab.experiments import (
     VitalSigns,
 )
 from scaledot.lab.experiments.dot_product import DotProduct
-from scaledot.lab.experiments.finding import Numbers
 from scaledot.lab.experiments.remedy import Reading
 from scaledot.lab.experiments.softmax import DECADES, SoftmaxRow
 
@@ -57,41 +52,43 @@ def draw(number: int, name: str, lesson: object, console_width: int) -> Renderab
 
 
 def _small_vectors(lesson: SmallVectors) -> list[RenderableType]:
-    table = _table("q", "k", "q_i k_i", ">claim", ">measured", "verdict")
+    table = drawing.table("q", "k", "q_i k_i", ">claim", ">measured", "verdict")
     for row in lesson.products:
         _add_product(table, row)
     table.add_section()
     _add_product(table, lesson.flipped)
     five = lesson.first_five
-    terms = _table("first five of 64", *(f">{index}" for index in range(1, 6)), "verdict")
-    terms.add_row("q", *map(_plain, five.query), "")
-    terms.add_row("k", *map(_plain, five.key), "")
-    terms.add_row("claim", *map(_plain, _several(five.finding.claim)), "")
-    terms.add_row("measured", *map(_plain, five.terms), _verdict(five.finding), style="bold")
-    return [table, terms, *_findings(lesson.findings, lesson)]
+    terms = drawing.table("first five of 64", *(f">{index}" for index in range(1, 6)), "verdict")
+    terms.add_row("q", *map(drawing.as_plain, five.query), "")
+    terms.add_row("k", *map(drawing.as_plain, five.key), "")
+    terms.add_row("claim", *map(drawing.as_plain, drawing.several(five.finding.claim)), "")
+    terms.add_row(
+        "measured", *map(drawing.as_plain, five.terms), drawing.verdict(five.finding), style="bold"
+    )
+    return [table, terms, *drawing.spoken(lesson.findings, lesson)]
 
 
 def _add_product(table: Table, row: DotProduct) -> None:
     said = row.finding.claim
     table.add_row(
-        _vector(row.query),
-        _vector(row.key),
+        drawing.as_vector(row.query),
+        drawing.as_vector(row.key),
         " ".join(f"{term:+g}" for term in row.terms),
-        "" if said is None else _plain(_one(said)),
-        Text(_plain(_one(row.finding.measured)), "bold"),
-        Text("one sign flipped", "dim") if said is None else _verdict(row.finding),
+        "" if said is None else drawing.as_plain(drawing.one(said)),
+        Text(drawing.as_plain(drawing.one(row.finding.measured)), "bold"),
+        Text("one sign flipped", "dim") if said is None else drawing.verdict(row.finding),
     )
 
 
 def _variance(lesson: Variance) -> list[RenderableType]:
-    table = _table(">d_k", ">theory", ">measured Var(q·k)", ">sd", "sd, drawn")
+    table = drawing.table(">d_k", ">theory", ">measured Var(q·k)", ">sd", "sd, drawn")
     widest = math.sqrt(lesson.widths[-1].d_k)
     for row in lesson.widths:
-        deviation = math.sqrt(_one(row.finding.measured))
+        deviation = math.sqrt(drawing.one(row.finding.measured))
         table.add_row(
             str(row.d_k),
-            f"{_one(row.finding.theory):.0f}",
-            Text(f"{_one(row.finding.measured):.4g}", "bold"),
+            f"{drawing.one(row.finding.theory):.0f}",
+            Text(drawing.as_four(drawing.one(row.finding.measured)), "bold"),
             f"{deviation:.2f}",
             Bar(deviation / widest, 32),
         )
@@ -99,15 +96,15 @@ def _variance(lesson: Variance) -> list[RenderableType]:
         table,
         _derivation(lesson),
         _typical(lesson),
-        *_findings(lesson.findings[:1], lesson),
+        *drawing.spoken(lesson.findings[:1], lesson),
         _spreads(lesson),
-        *_findings(lesson.findings[1:], lesson),
+        *drawing.spoken(lesson.findings[1:], lesson),
     ]
 
 
 def _derivation(lesson: Variance) -> Table:
     d_k = lesson.typical.d_k
-    table = _table(f"step by step, d_k = {d_k}", "", ">theory", ">measured")
+    table = drawing.table(f"step by step, d_k = {d_k}", "", ">theory", ">measured")
     steps = lesson.derivation
     for formula, reason, finding in (
         ("E[q_i k_i]", "independent, mean 0", steps.mean_of_term),
@@ -119,15 +116,15 @@ def _derivation(lesson: Variance) -> Table:
         table.add_row(
             formula,
             Text(reason, "dim"),
-            _four(_one(finding.theory)),
-            Text(_four(_one(finding.measured)), "bold"),
+            drawing.as_four(drawing.one(finding.theory)),
+            Text(drawing.as_four(drawing.one(finding.measured)), "bold"),
         )
     return table
 
 
 def _typical(lesson: Variance) -> Table:
     typical = lesson.typical
-    table = _table(f"size of q·k at d_k = {typical.d_k}", ">theory", ">measured")
+    table = drawing.table(f"size of q·k at d_k = {typical.d_k}", ">theory", ">measured")
     root = math.sqrt(typical.d_k)
     for name, finding in (
         ("standard deviation", typical.standard_deviation),
@@ -137,13 +134,15 @@ def _typical(lesson: Variance) -> Table:
         (f"share with |q·k| > {1.5 * root:g}", typical.above_one_and_a_half),
     ):
         table.add_row(
-            name, f"{_one(finding.theory):.2f}", Text(f"{_one(finding.measured):.2f}", "bold")
+            name,
+            f"{drawing.one(finding.theory):.2f}",
+            Text(f"{drawing.one(finding.measured):.2f}", "bold"),
         )
     return table
 
 
 def _spreads(lesson: Variance) -> Table:
-    table = _table(">d_k", ">draws", ">lowest", ">highest", ">sd")
+    table = drawing.table(">d_k", ">draws", ">lowest", ">highest", ">sd")
     for spread in lesson.spreads:
         table.add_row(
             str(spread.d_k),
@@ -158,52 +157,54 @@ def _spreads(lesson: Variance) -> Table:
 def _saturation(lesson: Saturation) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for row in lesson.rows:
-        verdicts = [_reason(row.weights, lesson)]
+        verdicts = [drawing.reason(row.weights, lesson)]
         if row.exponentials.claim is not None:
-            verdicts.append(_reason(row.exponentials, lesson))
+            verdicts.append(drawing.reason(row.exponentials, lesson))
         parts += [_weights(row), Group(*verdicts)]
     return parts
 
 
 def _weights(row: SoftmaxRow) -> Table:
-    scores = _vector(row.scores)
+    scores = drawing.as_vector(row.scores)
     name = scores if row.divisor == 1 else f"{scores} / {row.divisor:g}"
-    table = _table(f">{name}", ">exp", ">claim", ">measured", "weight")
+    table = drawing.table(f">{name}", ">exp", ">claim", ">measured", "weight")
     for column, width in zip(table.columns, (15, 9, 7, 12), strict=False):
         column.min_width = width  # so that the four tables of the lesson line up
     for logit, power, said, weight in zip(
         row.logits,
-        _several(row.exponentials.measured),
-        _several(row.weights.claim),
-        _several(row.weights.measured),
+        drawing.several(row.exponentials.measured),
+        drawing.several(row.weights.claim),
+        drawing.several(row.weights.measured),
         strict=True,
     ):
         table.add_row(
             f"{logit:g}",
-            _exponential(power),
-            _plain(said),
-            Text(_weight(weight), "bold"),
+            drawing.as_exponential(power),
+            drawing.as_plain(said),
+            Text(drawing.as_weight(weight), "bold"),
             Bar(weight, 24),
         )
     return table
 
 
 def _gradient(lesson: Gradient) -> list[RenderableType]:
-    table = _table("logits", ">p(1 - p)", ">autograd", ">1 - Σp²", ">vitals.passes", "share of ¼")
+    table = drawing.table(
+        "logits", ">p(1 - p)", ">autograd", ">1 - Σp²", ">vitals.passes", "share of ¼"
+    )
     for slope in lesson.slopes:
-        measured = _one(slope.winner.measured)
+        measured = drawing.one(slope.winner.measured)
         table.add_row(
-            _vector(slope.logits),
-            _small(_one(slope.winner.theory)),
-            Text(_small(measured), "bold"),
-            _small(_one(slope.trace.theory)),
-            Text(_small(slope.passes), "bold"),
+            drawing.as_vector(slope.logits),
+            drawing.as_small(drawing.one(slope.winner.theory)),
+            Text(drawing.as_small(measured), "bold"),
+            drawing.as_small(drawing.one(slope.trace.theory)),
+            Text(drawing.as_small(slope.passes), "bold"),
             Bar(measured / 0.25, 10),
         )
     steepest, *rest = lesson.findings
     return [
         table,
-        *_findings((steepest,), lesson),
+        *drawing.spoken((steepest,), lesson),
         Text(
             f"Now whole rows: dL/dq at d_k = {lesson.d_k}, {lesson.keys} keys, a random linear "
             f"loss, {lesson.unscaled.rows:,} rows, root mean square of each.",
@@ -211,13 +212,13 @@ def _gradient(lesson: Gradient) -> list[RenderableType]:
         ),
         _decades(lesson),
         _row_gradients(lesson),
-        *_findings(tuple(rest), lesson),
+        *drawing.spoken(tuple(rest), lesson),
     ]
 
 
 def _decades(lesson: Gradient) -> Table:
     """Two histograms side by side, one line a power of ten."""
-    table = _table(">size of a row", ">", "without scaling", ">", "with √d_k")
+    table = drawing.table(">size of a row", ">", "without scaling", ">", "with √d_k")
     marks = [f"1e{power}" if power < -2 else f"{10.0**power:g}" for power in DECADES]
     between = [f"{low} .. {high}" for low, high in pairwise(marks)]
     names = [f"below {marks[0]}", *between, f"above {marks[-1]}"]
@@ -226,9 +227,9 @@ def _decades(lesson: Gradient) -> Table:
     ):
         table.add_row(
             name,
-            _share(without),
+            drawing.as_share(without),
             Bar(without, 20, "red"),
-            _share(scaled),
+            drawing.as_share(scaled),
             Bar(scaled, 20),
         )
     return table
@@ -236,7 +237,7 @@ def _decades(lesson: Gradient) -> Table:
 
 def _row_gradients(lesson: Gradient) -> Table:
     below = f">below {lesson.silent_below:g}"
-    table = _table("rows of dL/dq", ">median", below, ">99th percentile")
+    table = drawing.table("rows of dL/dq", ">median", below, ">99th percentile")
     for name, rows in (("without scaling", lesson.unscaled), ("with √d_k", lesson.scaled)):
         table.add_row(
             name,
@@ -248,26 +249,26 @@ def _row_gradients(lesson: Gradient) -> Table:
 
 
 def _divisors(lesson: Divisors) -> list[RenderableType]:
-    table = _table(
+    table = drawing.table(
         "divide by", ">that is", ">sd, theory", ">sd", ">top p", ">entropy", "share of ln n"
     )
     for row in lesson.rules:
         table.add_row(
             RULE_NAMES[row.rule],
             f"{row.divisor:.3g}",
-            f"{_one(row.standard_deviation.theory):.3f}",
-            Text(f"{_one(row.standard_deviation.measured):.3f}", "bold"),
+            f"{drawing.one(row.standard_deviation.theory):.3f}",
+            Text(f"{drawing.one(row.standard_deviation.measured):.3f}", "bold"),
             Text(f"{row.top_p:.3f}", "bold"),
             Text(f"{row.entropy_ratio:.1%}", "bold"),
             Bar(row.entropy_ratio, 16),
             style="green" if row.rule == "sqrt_dk" else "",
         )
-    return [table, *_findings(lesson.findings, lesson)]
+    return [table, *drawing.spoken(lesson.findings, lesson)]
 
 
 def _vital_signs(lesson: VitalSigns, roomy: bool) -> list[RenderableType]:
     columns = ["vital sign", '>scale="none"', ">√d_k", ">healthy"]
-    table = _table(*columns, *(["meaning"] if roomy else []))
+    table = drawing.table(*columns, *(["meaning"] if roomy else []))
     for reading in lesson.readings:
         cells: list[RenderableType] = [
             reading.name,
@@ -301,112 +302,4 @@ def _band(reading: Reading) -> str:
 
 def _signed(number: float, healthy: bool | None) -> Text:
     mark, style = {True: ("✓", "green"), False: ("✗", "bold red"), None: (" ", "")}[healthy]
-    return Text(f"{_small(number)} {mark}", style)
-
-
-def _findings(findings: tuple[Finding, ...], lesson: object) -> list[RenderableType]:
-    return [_said(finding, lesson) for finding in findings]
-
-
-def _said(finding: Finding, lesson: object) -> RenderableType:
-    """The claim in quotes, the verdict, and why."""
-    claim = Text(f"“{words.claim(finding, lesson)}”", "italic")
-    return _beside(_verdict(finding), claim, words.why(finding, lesson))
-
-
-def _reason(finding: Finding, lesson: object) -> RenderableType:
-    """The verdict and why, where a table has already shown the claim."""
-    return _beside(_verdict(finding), words.why(finding, lesson))
-
-
-def _beside(mark: RenderableType, *lines: RenderableType) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(min_width=11, no_wrap=True)
-    grid.add_column()
-    for line in lines:
-        grid.add_row(mark, line)
-        mark = ""
-    return grid
-
-
-def _verdict(finding: Finding) -> Text:
-    if finding.agree:
-        return Text("✓ agrees", "bold green")
-    verdict = words.verdict(finding)
-    return (
-        Text("✗ wrong", "bold red") if verdict == "wrong" else Text(f"~ {verdict}", "bold yellow")
-    )
-
-
-def _table(*columns: str) -> Table:
-    """A table with a column for each name; `>` in front of a name aligns it to the right."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="cyan", padding=(0, 1, 0, 0))
-    for name in columns:
-        justify = "right" if name.startswith(">") else "left"
-        table.add_column(name.removeprefix(">"), justify=justify, no_wrap=True)
-    return table
-
-
-class Bar:
-    """A share of 1 as a bar, in eighths of a cell; in whole cells where only ASCII prints."""
-
-    def __init__(self, share: float, width: int, style: str = "cyan") -> None:
-        self.share = min(max(share, 0.0), 1.0)
-        self.width = width
-        self.style = style
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        width = min(self.width, options.max_width)
-        if options.ascii_only:
-            yield Text("#" * round(self.share * width), self.style)
-            return
-        full, eighths = divmod(round(self.share * width * 8), 8)
-        yield Text("█" * full + " ▏▎▍▌▋▊▉"[eighths].strip(), self.style)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(8, self.width), self.width)
-
-
-def _one(numbers: Numbers | None) -> float:
-    assert isinstance(numbers, (int, float))
-    return numbers
-
-
-def _several(numbers: Numbers | None) -> tuple[float, ...]:
-    assert isinstance(numbers, tuple)
-    return numbers
-
-
-def _vector(numbers: tuple[float, ...]) -> str:
-    return f"[{', '.join(f'{number:g}' for number in numbers)}]"
-
-
-def _plain(number: float) -> str:
-    """As a person would type it: 0.00004, not 4e-05."""
-    return f"{Decimal(f'{number:.6g}'):f}"
-
-
-def _weight(weight: float) -> str:
-    rest = 1 - weight
-    return f"1 - {rest:.2e}" if 0 < rest < 1e-6 else f"{weight:.{7 if rest < 1e-3 else 6}g}"
-
-
-def _exponential(power: float) -> str:
-    return f"{power:.3g}" if power < 1000 or power >= 1e7 else f"{power:,.0f}"
-
-
-def _share(share: float) -> str:
-    if 0 < share < 5e-4:
-        return "<0.1%"
-    return f"{share:.1%}" if share else "-"
-
-
-def _small(number: float) -> str:
-    return f"{number:.1e}" if 0 < abs(number) < 1e-3 else _four(number)
-
-
-def _four(number: float) -> str:
-    """Four digits: decimals below 1, significant from there on."""
-    if number == 0:
-        return "0"
-    return f"{number:.4g}" if abs(number) >= 1 else f"{number:.4f}"
+    return Text(f"{drawing.as_small(number)} {mark}", style)

@@ -15,7 +15,11 @@ from scaledot.nn.measured import Measured
 
 SCORES = ("dot", "cosine", "additive")
 NORM_EPSILON = 1e-6  # of qk_norm, as in Qwen3 and OLMo 2
-SHORTEST = 1e-6  # a vector shorter than this has no direction to speak of: its cosine fades to 0
+
+# A vector shorter than this has no direction to speak of, and its cosines fade to 0. One over it is
+# what the gradient of a zero vector is multiplied with: float16 ends at 65504.
+SHORTEST = 1e-6
+SHORTEST_FLOAT16 = 1e-3
 
 
 class MultiHeadAttention(Measured):
@@ -228,7 +232,8 @@ class MultiHeadAttention(Measured):
         if norm is not None:
             return norm(heads.to(norm.weight.dtype))  # under autocast the gain stays float32
         if self.score == "cosine":
-            return F.normalize(_at_least_float32(heads), dim=-1, eps=SHORTEST).to(heads.dtype)
+            shortest = SHORTEST_FLOAT16 if heads.dtype == torch.float16 else SHORTEST
+            return F.normalize(_at_least_float32(heads), dim=-1, eps=shortest).to(heads.dtype)
         return heads
 
     def _check_score(self, qk_norm: bool) -> None:
@@ -263,8 +268,11 @@ def _undrawn_linear(
     dtype: torch.dtype | None,
 ) -> nn.Linear:
     """A Linear that has drawn no random number yet; `reset_parameters` does."""
-    linear = nn.Linear(inputs, outputs, bias, device="meta", dtype=dtype)
-    return linear.to_empty(device=torch.get_default_device() if device is None else device)
+    linear = nn.Linear(inputs, outputs, bias, device="meta")
+    linear.weight = nn.Parameter(torch.empty(outputs, inputs, device=device, dtype=dtype))
+    if bias:
+        linear.bias = nn.Parameter(torch.empty(outputs, device=device, dtype=dtype))
+    return linear
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

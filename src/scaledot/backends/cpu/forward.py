@@ -17,11 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scaledot.backends.cpu import native
 from scaledot.backends.cpu.dropout import Dropout
 from scaledot.backends.cpu.logits import Inputs, Plan, Tile
 from scaledot.backends.cpu.moments import TileMoments, gram_moments
 from scaledot.backends.cpu.reach import Reach
-from scaledot.backends.cpu.rows import RowStore
+from scaledot.backends.cpu.rows import RowSums, finite_pivot, stack_rows
 from scaledot.backends.cpu.tiles import Block
 from scaledot.measure import Rows, summarise
 from scaledot.problem import Settings
@@ -40,26 +41,36 @@ def forward(
     """Fills `out` (None: scores only) and measures what is asked for."""
     plan = Plan(inputs, settings)
     reach = Reach(plan)
-    rows = RowStore(plan, wants_vitals)
     output = None if out is None else Output(plan, out)
+    if reach.gram and native.can_serve(plan) and (output is None or output.broken is None):
+        return _compiled(plan, reach, out, wants_vitals, per_row)
+    rows = RowSums(plan, reach, wants_vitals)
     moments = None
     if wants_vitals and not reach.gram:
         moments = TileMoments(plan, wide=not reach.moderate)
     for block in plan.blocks():
-        sums = Sums(plan, block, reach.pivot_free, rows.wants_vitals, output)
-        query = plan.query_rows(block)
-        for tile in plan.tiles(block):
-            scores = plan.scores_of(query, tile)
-            if wants_vitals and (moments is not None or settings.softcap):
-                sums.measure_logits(scores, tile, moments)
-            plan.make_arguments(scores, tile)
-            sums.add(scores, tile)
-        sums.finish(rows)
+        _run_block(plan, reach, block, rows, output, moments)
     if not wants_vitals:
-        return Forward(rows.lse.flatten(1, 2))
+        return Forward(rows.lse())
     measured = rows.measured(*(gram_moments(plan) if moments is None else moments.result()))
     floats, counts = _summary(plan, reach, measured)
-    return Forward(measured.lse, floats, counts, rows.stacked(measured) if per_row else None)
+    return Forward(measured.lse, floats, counts, stack_rows(measured) if per_row else None)
+
+
+def _compiled(
+    plan: Plan, reach: Reach, out: Tensor | None, wants_vitals: bool, per_row: bool
+) -> Forward:
+    """The same in one compiled pass, which keeps its own pivot."""
+    reach.pivot_free = False
+    rows = RowSums(plan, reach, wants_vitals)
+    sums = rows.sums.flatten(2, 3)
+    found = native.run(plan, out, sums, reach.query_squares, reach.key_squares)
+    if not wants_vitals:
+        return Forward(rows.lse())
+    stacked = None
+    if per_row:
+        stacked = stack_rows(rows.measured(plan.all_counts(), *found.moments))
+    return Forward(rows.lse(), found.floats, found.counts, stacked)
 
 
 def _summary(plan: Plan, reach: Reach, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -80,20 +91,34 @@ def _summary(plan: Plan, reach: Reach, rows: Rows) -> tuple[Tensor, Tensor]:
     return torch.cat(floats, 1), torch.cat(counts, 1)
 
 
+def _run_block(
+    plan: Plan,
+    reach: Reach,
+    block: Block,
+    rows: RowSums,
+    output: "Output | None",
+    moments: TileMoments | None,
+) -> None:
+    sums = Sums(plan, reach, rows.wants_vitals)
+    acc = None if output is None else Accumulator(plan, block, output)
+    query = plan.query_rows(block)
+    for tile in plan.tiles(block):
+        scores = plan.scores_of(query, tile)
+        if rows.apart or moments is not None:
+            sums.measure_logits(scores, tile, moments)
+        plan.make_arguments(scores, tile, reach.hidden_as)
+        sums.add(scores, tile, acc)
+    rows.write(block, sums.fields())
+    if acc is not None:
+        acc.finish(sums)
+
+
 class Sums:
     """The running sums of a block's rows, each [batch, groups, repeats, rows]."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        block: Block,
-        pivot_free: bool,
-        wants_vitals: bool,
-        output: "Output | None",
-    ) -> None:
-        self.plan, self.block = plan, block
-        self.pivot_free, self.wants_vitals = pivot_free, wants_vitals
-        self.acc = None if output is None else Accumulator(plan, block, output)
+    def __init__(self, plan: Plan, reach: Reach, wants_vitals: bool) -> None:
+        self.plan, self.wants_vitals = plan, wants_vitals
+        self.pivot_free, self.hidden_as = reach.pivot_free, reach.hidden_as
         self.pivot: Tensor | float = 0.0
         self.row_max: Tensor | None = None
         self.max_logit: Tensor | None = None  # apart from row_max where a cap or a bias hides it
@@ -104,41 +129,47 @@ class Sums:
 
     def measure_logits(self, scores: Tensor, tile: Tile, moments: TileMoments | None) -> None:
         """What is asked of z = s + bias, before the cap changes it."""
-        plan = self.plan
-        logits = scores + tile.mask if plan.biased and tile.mask is not None else scores
-        tile.hide(logits, -math.inf)
-        unread = None
+        plan, unread = self.plan, None
+        logits = scores
         if plan.biased and tile.mask is not None:
+            logits = scores + tile.mask
             unread = tile.mask <= plan.unread_below
             logits.masked_fill_(unread, -math.inf)
+        tile.hide(logits, -math.inf)
         self.max_logit = _larger(self.max_logit, logits.amax(-1))
         if moments is not None:
             moments.add(logits, tile, unread)
 
-    def add(self, arguments: Tensor, tile: Tile) -> None:
+    def fields(self) -> list[Tensor | None]:
+        """In the order in which RowSums keeps them."""
+        row_max = self.row_sum if self.row_max is None else self.row_max
+        return [row_max, self.row_sum, self.weighted, self.squares, self.first, self.max_logit]
+
+    def add(self, arguments: Tensor, tile: Tile, acc: "Accumulator | None") -> None:
         """Take in a tile of the softmax's arguments; the buffer is used up."""
         if self.wants_vitals or not self.pivot_free:
             tile_max = arguments.amax(-1)
             if self.pivot_free:
                 self.row_max = _larger(self.row_max, tile_max)
             else:
-                arguments.sub_(self._raise_pivot(tile_max))
+                arguments.sub_(self._raise_pivot(tile_max, acc))
         weights = self.plan.exponentials_of(arguments)
         self.row_sum = _sum(self.row_sum, weights.sum(-1))
-        if self.wants_vitals:
-            if tile.key == self.block.diagonal.first:
-                self.first = arguments[..., 0] + self.pivot
+        if acc is not None:
+            acc.add(weights, tile)
+        if not self.wants_vitals:
+            return
+        if tile.key == tile.block.diagonal.first:
+            self.first = arguments[..., 0] + self.pivot
+        if self.hidden_as == -math.inf:
             tile.hide(arguments, 0.0)  # -inf * 0 would be NaN
-            self.weighted = _sum(self.weighted, arguments.mul_(weights).sum(-1))
-        if self.acc is not None:
-            self.acc.add(weights, tile)
-        if self.wants_vitals:
-            self.squares = _sum(self.squares, weights.mul_(weights).sum(-1))
+        self.weighted = _sum(self.weighted, arguments.mul_(weights).sum(-1))
+        self.squares = _sum(self.squares, torch.linalg.vector_norm(weights, dim=-1).square_())
 
-    def _raise_pivot(self, tile_max: Tensor) -> Tensor:
+    def _raise_pivot(self, tile_max: Tensor, acc: "Accumulator | None") -> Tensor:
         """Count everything from the largest argument so far; returns it, [..., 1]."""
         row_max = _larger(self.row_max, tile_max)
-        pivot = torch.where(row_max == -math.inf, 0.0, row_max)
+        pivot = finite_pivot(row_max, self.hidden_as)
         if self.row_max is not None:
             assert self.row_sum is not None
             shrink = (self.row_max - pivot).exp_()  # 0 for a row that has seen nothing
@@ -147,46 +178,10 @@ class Sums:
                 self.weighted = (self.weighted + self.row_sum * shift) * shrink
                 self.squares = self.squares * shrink * shrink
             self.row_sum = self.row_sum * shrink
-            if self.acc is not None:
-                self.acc.shrink(shrink)
+            if acc is not None:
+                acc.shrink(shrink)
         self.row_max, self.pivot = row_max, pivot
         return pivot.unsqueeze(-1)
-
-    def finish(self, rows: RowStore) -> None:
-        """From sums to the output and one number a row of each statistic."""
-        plan, block, row_sum = self.plan, self.block, self.row_sum
-        assert row_sum is not None
-        seen = torch.where(row_sum == 0, 1.0, row_sum)  # a row that sees nothing: 0 / 1
-        lse = self.pivot + row_sum.log()
-        sink = share = None
-        lse_of_keys, divisor = lse, seen
-        if plan.inputs.sinks is not None:
-            sink = plan.take_sinks(block)
-            lse = torch.where(lse == -math.inf, lse, torch.logaddexp(lse, sink))
-            share = (lse_of_keys - torch.where(lse == -math.inf, 0.0, lse)).exp()
-            divisor = seen / share  # inf where the sink took it all
-        if self.acc is not None:
-            self.acc.finish(divisor)
-        rows.write("lse", block, lse)
-        if not self.wants_vitals:
-            return
-        assert self.weighted is not None and self.squares is not None and self.row_max is not None
-        finite_lse = torch.where(lse == -math.inf, 0.0, lse)
-        entropy = seen.log() - self.weighted / seen
-        sum_p2 = self.squares / (seen * seen)
-        if sink is not None and share is not None:
-            gap = torch.where(share == 0, 0.0, lse_of_keys - finite_lse)
-            off = torch.where(row_sum == 0, 0.0, (sink - finite_lse).exp())
-            off_log = torch.where(off == 0, 0.0, sink - finite_lse)
-            entropy = share * (entropy - gap) - off * off_log
-            sum_p2 = sum_p2 * share * share + off * off
-            rows.write("off_p", block, off)
-        rows.write("entropy", block, entropy.clamp_(min=0.0))
-        rows.write("sum_p2", block, sum_p2)
-        rows.write("top_p", block, (self.row_max - finite_lse).exp())
-        if self.first is not None:
-            rows.write("first_p", block, (self.first - finite_lse).exp())
-        rows.write("max_logit", block, self.row_max if self.max_logit is None else self.max_logit)
 
 
 def _larger(one: Tensor | None, two: Tensor) -> Tensor:
@@ -227,9 +222,8 @@ class Accumulator:
         output, span = self.output, (tile.key, tile.key_end)
         keep = self.dropout.keep(weights)
         values = self.plan.take_keys(output.value, self.block, *span)
-        flat = (weights if keep is None else weights * keep).reshape(
-            values.shape[0], -1, values.shape[1]
-        )
+        flat = weights if keep is None else weights * keep
+        flat = flat.view(values.shape[0], -1, values.shape[1])
         if self.acc is None:
             self.acc = torch.bmm(flat, values)
         else:
@@ -238,21 +232,25 @@ class Accumulator:
             visible = torch.ones_like(weights)
             tile.hide(visible, 0.0)
             broken = self.plan.take_keys(output.broken, self.block, *span)
-            seen = visible.reshape(flat.shape) @ broken
-            self.poison = _sum(self.poison, seen)
+            self.poison = _sum(self.poison, visible.view(flat.shape) @ broken)
 
     def shrink(self, factor: Tensor) -> None:
         if self.acc is not None:
             self.acc.mul_(factor.reshape(self.acc.shape[0], -1, 1))
 
-    def finish(self, divisor: Tensor) -> None:
-        """Write acc / divisor; a row that sees a non-finite value shows it."""
-        assert self.acc is not None
-        result = self.acc.div_(divisor.reshape(self.acc.shape[0], -1, 1))
-        if self.poison is not None:
-            nan, above, below = (part > 0 for part in self.poison.chunk(3, dim=-1))
-            result = result.masked_fill(above, math.inf).masked_fill(below, -math.inf)
-            result = result.masked_fill(nan | (above & below), math.nan)
-        block = self.block
+    def finish(self, sums: Sums) -> None:
+        """Write acc / row_sum; a row that sees a non-finite value shows it."""
+        plan, block, divisor = self.plan, self.block, sums.row_sum
+        assert self.acc is not None and divisor is not None
+        if plan.inputs.sinks is not None:
+            divisor = divisor + (plan.take_sinks(block) - sums.pivot).exp()
+        if plan.mask is not None or block.may_be_blind:
+            divisor = divisor.masked_fill(sums.row_sum == 0, 1.0)
         place = self.output.out[block.batch, block.groups, :, block.row : block.row_end]
-        place.copy_(result.view(place.shape))
+        acc, divisor = self.acc.view(place.shape), divisor.unsqueeze(-1)
+        if self.poison is None:
+            torch.div(acc, divisor, out=place)
+            return
+        nan, above, below = (part > 0 for part in self.poison.view(*place.shape[:-1], -1).chunk(3, -1))
+        result = (acc / divisor).masked_fill(above, math.inf).masked_fill(below, -math.inf)
+        place.copy_(result.masked_fill(nan | (above & below), math.nan))

@@ -66,6 +66,7 @@ class Plan:
         )
         self.factor = self._row_factor()
         self.buffers: dict[str, Tensor] = {}
+        self.fringes: dict[tuple, Fringe] = {}
 
     def blocks(self) -> list[Block]:
         if not (self.batch and self.groups and self.queries and self.repeats):
@@ -106,7 +107,16 @@ class Plan:
             if self.mask is not None:
                 mask = self.take_mask(block, key, key_end)
                 hidden = ~mask if self.bool_mask else mask == -math.inf
-            yield Tile(block, key, key_end, fringe(block, key, key_end), mask, hidden)
+            yield Tile(block, key, key_end, self._fringe(block, key, key_end), mask, hidden)
+
+    def _fringe(self, block: Block, key: int, key_end: int) -> Fringe:
+        """Blocks of the same shape and place relative to the diagonal share their edges."""
+        shift = block.row + block.diagonal.offset
+        where = (shift - key, block.row_end - block.row, key_end - key, block.diagonal.left)
+        ends = (block.diagonal.right, block.diagonal.high(block.row) - key)
+        if (where, ends) not in self.fringes:
+            self.fringes[where, ends] = fringe(block, key, key_end)
+        return self.fringes[where, ends]
 
     def scores_of(self, query: Tensor, tile: "Tile") -> Tensor:
         """scale * q.k of a tile [batch, groups, repeats, rows, keys], in a buffer used again."""
@@ -150,15 +160,15 @@ class Plan:
         weights = self._buffer("weights", arguments.numel()).view(arguments.shape)
         return torch.exp(arguments, out=weights)
 
-    def make_arguments(self, scores: Tensor, tile: "Tile") -> None:
-        """Scores to what the softmax takes, in place: cap, bias, hidden pairs to -inf."""
+    def make_arguments(self, scores: Tensor, tile: "Tile", hidden_as: float = -math.inf) -> None:
+        """Scores to what the softmax takes, in place: cap, bias, hidden pairs far below."""
         cap = self.settings.softcap
         if cap:
             scores.div_(cap).tanh_().mul_(cap)
         if self.biased:
             assert tile.mask is not None
             scores.add_(tile.mask)
-        tile.hide(scores, -math.inf)
+        tile.hide(scores, hidden_as)
 
     def _buffer(self, name: str, size: int) -> Tensor:
         if name not in self.buffers or self.buffers[name].numel() < size:
@@ -196,6 +206,10 @@ class Plan:
             return self.settings.scale
         seen = self.visible_counts().clamp(min=1).to(self.dtype).log() * self.settings.scale
         return self.by_group(seen.unsqueeze(-1))
+
+    def all_counts(self) -> Tensor:
+        """Keys that each row may see, [B, H, Q]."""
+        return self.visible_counts().expand(self.batch, self.heads, self.queries)
 
     def visible_counts(self) -> Tensor:
         """Keys that enter each row's softmax, [B|1, H|1, Q]."""

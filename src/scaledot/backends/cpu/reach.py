@@ -11,6 +11,7 @@ from scaledot.measure import root_mean_square
 # e^(2 * 30) times 2^40 keys, and e^(-2 * 30), are far inside float32: up to here the exponentials
 # need no pivot.
 SAFE_LOGIT = 30.0
+LOWEST = -1e30
 MODERATE_LOGIT = 1e15  # the square fits float32, with room for a sum
 
 
@@ -20,10 +21,13 @@ class Reach:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         query, key = plan.inputs.query.to(plan.dtype), plan.inputs.key.to(plan.dtype)
-        self.query_squares = torch.linalg.vecdot(query, query)  # [B, H, Q]
-        self.key_squares = torch.linalg.vecdot(key, key)  # [B, G, K]
+        self.query_squares = torch.linalg.vector_norm(query, dim=-1).square_()  # [B, H, Q]
+        self.key_squares = torch.linalg.vector_norm(key, dim=-1).square_()  # [B, G, K]
         bound = self._bound()  # NaN or inf where q or k is not finite, or may overflow
         self.pivot_free = bound <= SAFE_LOGIT and not plan.biased  # a cap only shrinks
+        # What hides a pair from the softmax: finite where no logit comes near it, because then
+        # e^a * a is 0 for a hidden pair, not NaN.
+        self.hidden_as = LOWEST if bound < -LOWEST / 10 and not plan.biased else -math.inf
         self.moderate = bound <= MODERATE_LOGIT
         dot = plan.inputs.weight is None
         self.gram = dot and plan.mask is None and math.isfinite(bound)

@@ -1,4 +1,4 @@
-"""One number a row of each statistic, filled block by block."""
+"""The sums of all rows, filled block by block, and what they say once all are there."""
 
 import math
 
@@ -6,59 +6,104 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.cpu.logits import Plan
+from scaledot.backends.cpu.reach import Reach
 from scaledot.backends.cpu.tiles import Block
 from scaledot.measure import Rows
 
+ROW_MAX, ROW_SUM, WEIGHTED, SQUARES, FIRST, MAX_LOGIT = range(6)
 
-class RowStore:
+
+class RowSums:
     """Tensors [B, G, repeats, Q]; rows that no block visits see no key and keep their start."""
 
-    def __init__(self, plan: Plan, wants_vitals: bool) -> None:
-        self.plan, self.wants_vitals = plan, wants_vitals
-        shape = (plan.batch, plan.groups, plan.repeats, plan.queries)
-        start = {"lse": -math.inf}
-        if wants_vitals:
-            start |= {"max_logit": -math.inf, "entropy": 0.0, "top_p": 0.0, "sum_p2": 0.0}
-            start |= {"first_p": 0.0}
-            if plan.inputs.sinks is not None:
-                start |= {"off_p": 0.0}
-        self.stores = {
-            name: torch.full(shape, value, dtype=plan.dtype) for name, value in start.items()
-        }
+    def __init__(self, plan: Plan, reach: Reach, wants_vitals: bool) -> None:
+        self.plan, self.reach, self.wants_vitals = plan, reach, wants_vitals
+        # Whether the largest logit is another thing than the largest argument of the softmax.
+        self.apart = wants_vitals and (plan.mask is not None or bool(plan.settings.softcap))
+        self.apart |= wants_vitals and plan.inputs.weight is not None
+        fields = (MAX_LOGIT + 1 if self.apart else FIRST + 1) if wants_vitals else ROW_SUM + 1
+        shape = (fields, plan.batch, plan.groups, plan.repeats, plan.queries)
+        self.sums = torch.zeros(shape, dtype=plan.dtype)
+        self.sums[ROW_MAX] = -math.inf
+        self.sums[FIRST:] = -math.inf
 
-    @property
+    def write(self, block: Block, fields: list[Tensor | None]) -> None:
+        """The block's sums in the order of the constants above; None: nothing seen, as at first."""
+        place = self.sums[:, block.batch, block.groups, :, block.row : block.row_end]
+        asked = fields[: place.shape[0]]
+        if any(values is None for values in asked):
+            for part, values in zip(place, asked, strict=True):
+                if values is not None:
+                    part.copy_(values)
+        else:
+            torch.stack(asked, out=place)
+
+    def _pivot(self) -> Tensor | float:
+        if self.reach.pivot_free:
+            return 0.0
+        return finite_pivot(self.sums[ROW_MAX], self.reach.hidden_as)
+
+    def _sinks(self) -> Tensor | None:
+        sinks = self.plan.inputs.sinks
+        if sinks is None:
+            return None
+        return self.plan.by_group(sinks.to(self.plan.dtype).unsqueeze(-1))
+
     def lse(self) -> Tensor:
-        return self.stores["lse"]
-
-    def write(self, name: str, block: Block, values: Tensor) -> None:
-        place = self.stores[name][block.batch, block.groups, :, block.row : block.row_end]
-        place.copy_(values)
+        """ln of the sum over keys and sink, [B, H, Q]; -inf for a row without keys."""
+        lse = self._pivot() + self.sums[ROW_SUM].log()
+        sinks = self._sinks()
+        if sinks is not None:
+            lse = torch.where(lse == -math.inf, lse, torch.logaddexp(lse, sinks))
+        return lse.flatten(1, 2)
 
     def measured(self, count: Tensor, mean: Tensor, m2: Tensor) -> Rows:
         """With the logits' moments (of each row, any shape with as many entries): all of a row."""
-        flat = {name: store.flatten(1, 2) for name, store in self.stores.items()}
-        shape = flat["lse"].shape
-        finite = torch.isfinite(flat["lse"]) & torch.isfinite(flat["entropy"])
+        row_max, row_sum, weighted, squares, first = self.sums[: FIRST + 1]
+        blind = row_sum == 0
+        seen = row_sum.masked_fill(blind, 1.0)
+        log_seen = seen.log()
+        lse = self._pivot() + log_seen
+        entropy = log_seen - weighted / seen
+        sum_p2 = squares / (seen * seen)
+        off = None
+        sinks = self._sinks()
+        if sinks is not None:
+            keys, lse = lse, torch.logaddexp(lse, sinks)
+            share, off = (keys - lse).exp_(), (sinks - lse).exp_()
+            # -x ln x of the two shares; 0 where a share is 0
+            entropy = share * (entropy + torch.where(share == 0, 0.0, lse - keys))
+            entropy += off * torch.where(off == 0, 0.0, lse - sinks)
+            sum_p2 = sum_p2 * share * share + off * off
+        top_p = (row_max - lse).exp_()
+        shape = (self.plan.batch, self.plan.heads, self.plan.queries)
+        finite = torch.isfinite(lse) & torch.isfinite(entropy)
         count = count.reshape(shape)
+        max_logit = self.sums[MAX_LOGIT] if self.apart else row_max
         return Rows(
             count=count,
-            max_logit=flat["max_logit"],
-            lse=flat["lse"],
-            entropy=flat["entropy"],
-            top_p=flat["top_p"],
-            sum_p2=flat["sum_p2"],
-            first_p=flat["first_p"],
-            off_p=flat.get("off_p"),
+            max_logit=max_logit.view(shape),
+            lse=lse.masked_fill_(blind, -math.inf).view(shape),
+            entropy=entropy.clamp_(min=0.0).view(shape),
+            top_p=top_p.view(shape),
+            sum_p2=sum_p2.view(shape),
+            first_p=(first - lse).exp_().view(shape),
+            off_p=None if off is None else off.view(shape),
             mean=mean.reshape(shape),
             m2=m2.reshape(shape),
-            broken=(count > 0) & ~finite,
+            broken=(count > 0) & ~finite.view(shape),
         )
 
-    @staticmethod
-    def stacked(rows: Rows) -> Tensor:
-        """[5, B, H, Q]: max_logit, lse, entropy, top_p, sum_p2; NaN where the row is broken."""
-        stacked = torch.stack([rows.max_logit, rows.lse, rows.entropy, rows.top_p, rows.sum_p2])
-        empty = rows.count == 0
-        stacked[:2].masked_fill_(empty, -math.inf)
-        stacked[2:].masked_fill_(empty, 0.0)
-        return stacked.masked_fill_(rows.broken, math.nan)
+
+def finite_pivot(row_max: Tensor, hidden_as: float) -> Tensor:
+    """What can be subtracted from a row: 0 where it has seen nothing yet."""
+    return row_max.masked_fill(row_max <= hidden_as, 0.0)
+
+
+def stack_rows(rows: Rows) -> Tensor:
+    """[5, B, H, Q]: max_logit, lse, entropy, top_p, sum_p2; NaN where the row is broken."""
+    stacked = torch.stack([rows.max_logit, rows.lse, rows.entropy, rows.top_p, rows.sum_p2])
+    empty = rows.count == 0
+    stacked[:2].masked_fill_(empty, -math.inf)
+    stacked[2:].masked_fill_(empty, 0.0)
+    return stacked.masked_fill_(rows.broken, math.nan)

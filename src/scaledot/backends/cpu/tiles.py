@@ -74,6 +74,13 @@ class Block(NamedTuple):
     diagonal: Diagonal
     index: int  # position in the order of all blocks: names the block's random numbers
 
+    @property
+    def may_be_blind(self) -> bool:
+        """Whether the diagonal may leave some row without keys: only the outermost rows can be."""
+        see = self.diagonal
+        ends = (self.row, self.row_end - 1)
+        return any(see.high(row) <= see.low(row) for row in ends)
+
 
 Fringe = list[tuple[slice, Tensor]]
 

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
 import scaledot
 from scaledot import scale as scale_rules
-from scaledot.lab.experiments.finding import Finding, compare, normal
+from scaledot.lab.experiments.draws import normal, seeded, vitals_of_normals
+from scaledot.lab.experiments.finding import Finding, compare
+from scaledot.measure import Vitals
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel")
 HEADS = 8
@@ -49,12 +49,24 @@ class Divisors:
     findings: tuple[Finding, ...]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Which draws every rule is shown."""
+
+    seed: int
+    problems: int
+    keys: int
+    d_k: int
+
+    def under(self, rule: str, heads: int | None = None) -> Vitals:
+        return vitals_of_normals(self.seed, self.problems, self.keys, self.d_k, rule, heads)
+
+
 def divisors(seed: int = 0, d_k: int = 64, keys: int = 16, problems: int = 1024) -> Divisors:
     """The same queries and keys under every rule, as the softmax sees them."""
-    query, key = normal(seed, (problems, 1, keys, d_k), (problems, 1, keys, d_k))
-    rules = tuple(_divided(query, key, rule) for rule in RULES)
-    head_counts = tuple(HeadCount(heads, _deviation(query, key, heads)) for heads in MANY_HEADS)
-    aligned = Aligned(*(_with_itself(query, rule) for rule in ("none", "sqrt_dk", "dk")))
+    sample = Sample(seed, problems, keys, d_k)
+    rules = tuple(_divided(sample, rule) for rule in RULES)
+    head_counts = tuple(_head_count(sample, heads) for heads in MANY_HEADS)
     by_rule = {row.rule: row.standard_deviation for row in rules}
     findings = (
         compare("unit", by_rule["sqrt_dk"].measured, claim=1.0, theory=1.0, within=0.02),
@@ -73,14 +85,13 @@ def divisors(seed: int = 0, d_k: int = 64, keys: int = 16, problems: int = 1024)
             within=0.5,
         ),
     )
-    return Divisors(d_k, keys, HEADS, rules, head_counts, aligned, findings)
+    return Divisors(d_k, keys, HEADS, rules, head_counts, _aligned(seed, d_k), findings)
 
 
-def _divided(query: Tensor, key: Tensor, rule: str) -> Divided:
-    d_k = query.shape[-1]
-    vitals = scaledot.vitals(query, key, scale=rule, num_heads=HEADS).over_batch()
-    factor = scale_rules.resolve(rule, d_k, HEADS)
-    theory = math.sqrt(d_k) * factor
+def _divided(sample: Sample, rule: str) -> Divided:
+    vitals = sample.under(rule, HEADS)
+    factor = scale_rules.resolve(rule, sample.d_k, HEADS)
+    theory = math.sqrt(sample.d_k) * factor
     return Divided(
         rule,
         1 / factor,
@@ -90,12 +101,14 @@ def _divided(query: Tensor, key: Tensor, rule: str) -> Divided:
     )
 
 
-def _deviation(query: Tensor, key: Tensor, heads: int) -> float:
-    vitals = scaledot.vitals(query, key, scale="sqrt_dmodel", num_heads=heads)
-    return float(vitals.over_batch().logit_std)
+def _head_count(sample: Sample, heads: int) -> HeadCount:
+    return HeadCount(heads, float(sample.under("sqrt_dmodel", heads).logit_std))
 
 
-def _with_itself(query: Tensor, rule: str) -> float:
-    """The mean score of a vector with itself: what training does that aligns q and k."""
-    each = query.reshape(-1, 1, query.shape[-1])[:4096]
-    return float(scaledot.vitals(each, each, scale=rule).max_logit.mean())  # one pair each
+def _aligned(seed: int, d_k: int) -> Aligned:
+    """Vectors with themselves: where training that aligns q and k ends up."""
+    (query,) = normal(seeded(seed), (4096, 1, d_k), 1)
+    scores = (
+        scaledot.vitals(query, query, scale=rule).max_logit for rule in ("none", "sqrt_dk", "dk")
+    )
+    return Aligned(*(float(score.mean()) for score in scores))  # one pair each: its score

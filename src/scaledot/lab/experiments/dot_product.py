@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 import scaledot
-from scaledot.lab.experiments.finding import Finding, compare, normal, row_vitals
+from scaledot.lab.experiments.draws import (
+    normal,
+    row_vitals,
+    seeded,
+    split,
+    vitals_of_normals,
+)
+from scaledot.lab.experiments.finding import Finding, compare
 from scaledot.measure import Vitals
 
 # (query, key, their product as the notes have it)
@@ -98,9 +105,7 @@ def _scores(query: list, key: list, paired: bool = False) -> Tensor:
     keys = torch.tensor(key, dtype=torch.float64)
     if paired:
         return scaledot.vitals(queries[:, None], keys[:, None], scale="none").max_logit
-    return row_vitals(
-        queries, keys, "none"
-    ).max_logit  # with one key, the row's maximum is its score
+    return row_vitals(queries, keys, "none").max_logit  # one key: a row's maximum is its score
 
 
 @dataclass(frozen=True)
@@ -169,12 +174,12 @@ def variance(seed: int = 0) -> Variance:
         _derivation(seed),
         typical,
         spreads,
-        (said, _ranges(spreads)),
+        (said, _ranges(seed)),
     )
 
 
 def _width_variance(d_k: int, seed: int) -> WidthVariance:
-    vitals = _scores_seen(*_pairs(d_k, seed), "none")
+    vitals = _scores_seen(d_k, seed, "none")
     measured = float(vitals.logit_std) ** 2
     finding = compare("variance", measured, theory=float(d_k), within=0.01 * d_k)
     return WidthVariance(d_k, int(vitals.pairs), finding)
@@ -182,11 +187,10 @@ def _width_variance(d_k: int, seed: int) -> WidthVariance:
 
 def _derivation(seed: int) -> Derivation:
     d_k = TYPICAL_WIDTH
-    term = _scores_seen(*_pairs(1, seed), "none")
-    query, key = _pairs(d_k, seed)
+    term = _scores_seen(1, seed, "none")
 
     def variance_under(rule: str) -> float:
-        return float(_scores_seen(query, key, rule).logit_std) ** 2
+        return float(_scores_seen(d_k, seed, rule).logit_std) ** 2
 
     return Derivation(
         compare("mean_of_term", float(term.logit_mean), theory=0.0, within=0.01),
@@ -197,28 +201,21 @@ def _derivation(seed: int) -> Derivation:
     )
 
 
-def _pairs(d_k: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys [problems, 1, n, d_k] for a variance that is right to about 0.2 %.
+def _scores_seen(d_k: int, seed: int, rule: str) -> Vitals:
+    """Enough scores for a variance that is right to about 0.2 %.
 
     Its relative error is near sqrt(4 / entries) from the vectors and sqrt(1 / pairs) from their
     products, so wider vectors come in larger problems, which make more pairs of each vector.
     """
-    count = min(512, max(64, d_k // 2))
+    tokens = min(512, max(64, d_k // 2))
     rows = min(ROWS, ENTRIES // d_k)
-    shape = (rows // count, 1, count, d_k)
-    query, key = normal(seed, shape, shape)
-    return query, key
-
-
-def _scores_seen(query: Tensor, key: Tensor, rule: str) -> Vitals:
-    return scaledot.vitals(query, key, scale=rule).over_batch()
+    return vitals_of_normals(seed, rows // tokens, tokens, d_k, rule)
 
 
 def _typical(seed: int) -> Typical:
     d_k = TYPICAL_WIDTH
     root = math.sqrt(d_k)
-    query, key = normal(seed, (2**12, 128, d_k), (2**12, 1, d_k))
-    scores = row_vitals(query, key, "none").max_logit.double()  # one key: its score
+    scores = _single_scores(seed, d_k, problems=2**16, rows=8)
     size = scores.abs()
     return Typical(
         d_k,
@@ -230,6 +227,17 @@ def _typical(seed: int) -> Typical:
             "above", _share_above(size, 1.5 * root), theory=_tail(d_k, 1.5 * root), within=0.01
         ),
     )
+
+
+def _single_scores(seed: int, d_k: int, problems: int, rows: int) -> Tensor:
+    """Scores themselves: `rows` queries against one key, so that a row's maximum is its score."""
+    generator = seeded(seed)
+    parts = []
+    for size in split(problems, rows * d_k):
+        (query,) = normal(generator, (size, rows, d_k), 1)
+        (key,) = normal(generator, (size, 1, d_k), 1)
+        parts.append(row_vitals(query, key, "none").max_logit.flatten())
+    return torch.cat(parts).double()
 
 
 def _share_above(size: Tensor, threshold: float) -> float:
@@ -259,18 +267,19 @@ def _median_size(d_k: int) -> float:
 
 
 def _spread(d_k: int, draws: int, seed: int) -> Spread:
-    query, key = normal(seed, (draws, 1, d_k), (draws, 1, d_k))
-    scores = scaledot.vitals(query, key, scale="none").max_logit  # one pair each: its score
+    scores = _single_scores(seed, d_k, problems=draws, rows=1)
     return Spread(d_k, draws, float(scores.min()), float(scores.max()), float(scores.std()))
 
 
-def _ranges(spreads: tuple[Spread, ...]) -> Finding:
+def _ranges(seed: int) -> Finding:
     """How much wider the products of 5 entries are than those of 2."""
     narrow, wide = RANGE_CLAIM
-    claim = (RANGE_CLAIM[wide][1] - RANGE_CLAIM[wide][0]) / (
-        RANGE_CLAIM[narrow][1] - RANGE_CLAIM[narrow][0]
-    )
-    sd = {spread.d_k: spread.standard_deviation for spread in spreads}  # the largest sample wins
+    claimed = {d_k: high - low for d_k, (low, high) in RANGE_CLAIM.items()}
+    deviation = {d_k: float(_scores_seen(d_k, seed, "none").logit_std) for d_k in RANGE_CLAIM}
     return compare(
-        "ranges", sd[wide] / sd[narrow], claim=claim, theory=math.sqrt(wide / narrow), within=0.1
+        "ranges",
+        deviation[wide] / deviation[narrow],
+        claim=claimed[wide] / claimed[narrow],
+        theory=math.sqrt(wide / narrow),
+        within=0.1,
     )

@@ -1,12 +1,6 @@
-"""A statement of the folklore put to the test, and what every test starts from."""
+"""A statement of the folklore, put to the test."""
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
-import scaledot
-from scaledot.measure import RowVitals
 
 Numbers = float | tuple[float, ...]
 
@@ -41,18 +35,6 @@ def compare(
     pairs = zip(_as_tuple(expected), _as_tuple(measured), strict=True)
     agree = all(abs(said - seen) <= within for said, seen in pairs)
     return Finding(key, claim, measured, theory, agree)
-
-
-def normal(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Independent standard normal tensors, drawn one after the other from one generator."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
-
-
-def row_vitals(query: Tensor, key: Tensor, scale: str = "sqrt_dk") -> RowVitals:
-    rows = scaledot.vitals(query, key, scale=scale, per_row=True).per_row
-    assert rows is not None  # asked for
-    return rows
 
 
 def _as_tuple(numbers: Numbers) -> tuple[float, ...]:

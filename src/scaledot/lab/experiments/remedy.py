@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import scaledot
-from scaledot.lab.experiments.finding import normal
+from scaledot.lab.experiments.draws import normal, seeded
 from scaledot.measure import BANDS
 
 
@@ -30,8 +30,7 @@ class VitalSigns:
 
 def vital_signs(seed: int = 0, d_k: int = 512, tokens: int = 64) -> VitalSigns:
     """`attention_with_vitals` on the same tensors with scale="none" and with the default."""
-    shape = (1, 1, tokens, d_k)
-    query, key, value = normal(seed, shape, shape, shape)
+    query, key, value = normal(seeded(seed), (1, 1, tokens, d_k), 3)
     _, unscaled = scaledot.attention_with_vitals(query, key, value, scale="none")
     _, scaled = scaledot.attention_with_vitals(query, key, value)
     readings = tuple(

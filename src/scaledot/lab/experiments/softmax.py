@@ -1,7 +1,6 @@
 """Lessons on the softmax: how it saturates, and what that does to the gradient."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,8 @@ from torch import Tensor
 
 import scaledot
 from scaledot import scale as scale_rules
-from scaledot.lab.experiments.finding import Finding, compare, normal, row_vitals
+from scaledot.lab.experiments.draws import normal, row_vitals, seeded, split
+from scaledot.lab.experiments.finding import Finding, compare
 
 SILENT = 1e-3  # a row of dL/dq below this counts as silent
 
@@ -149,8 +149,10 @@ class Gradient:
 def gradient(seed: int = 0, d_k: int = 512, keys: int = 16, problems: int = 512) -> Gradient:
     """What the softmax lets through backwards: entry by entry, then for whole rows."""
     rows = ((1.5, 0.25, -0.125), (12.0, 2.0, -1.0), (25.0, 2.0, -3.0), (7.0, 3.0))
-    sizes = _query_gradients(seed, (problems, 1, keys, d_k))
-    unscaled, scaled = sizes("none"), sizes("sqrt_dk")
+    unscaled, scaled = (
+        _query_gradients(seed, rule, problems=problems, tokens=keys, d_k=d_k)
+        for rule in ("none", "sqrt_dk")
+    )
     summary = _summary("none", unscaled), _summary("sqrt_dk", scaled)
     loud = float((unscaled > summary[1].percentile_99).double().mean())
     return Gradient(
@@ -198,17 +200,16 @@ def _steepest() -> float:
     return float(slope[:, 0, 0].max())
 
 
-def _query_gradients(seed: int, shape: tuple[int, ...]) -> Callable[[str], Tensor]:
-    """The sizes of the rows of dL/dq by scale rule, L a random linear function of the output."""
-    query, key, value, loss = normal(seed, shape, shape, shape, shape)
-
-    def sizes(rule: str) -> Tensor:
-        leaf = query.detach().requires_grad_()
-        out = scaledot.attention(leaf, key, value, scale=rule)
-        (grad,) = torch.autograd.grad(out, leaf, loss)
-        return grad.double().square().mean(-1).sqrt().flatten()
-
-    return sizes
+def _query_gradients(seed: int, rule: str, *, problems: int, tokens: int, d_k: int) -> Tensor:
+    """The size of each row of dL/dq under a rule, L a random linear function of the output."""
+    generator = seeded(seed)
+    parts = []
+    for size in split(problems, tokens * d_k):
+        query, key, value, loss = normal(generator, (size, 1, tokens, d_k), 4)
+        out = scaledot.attention(query.requires_grad_(), key, value, scale=rule)
+        (grad,) = torch.autograd.grad(out, query, loss)
+        parts.append(grad.double().square().mean(-1).sqrt().flatten())
+    return torch.cat(parts)
 
 
 def _summary(rule: str, sizes: Tensor) -> RowGradients:

@@ -1,0 +1,40 @@
+# Two commands set up everything on a fresh machine:
+#   make demo    the story of sqrt(d_k), told with measured numbers
+#   make test    every check and every test
+# Others: make check (format, lint, types, import contracts), make bench, make clean.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+INSTALLED := $(VENV)/installed
+
+.PHONY: demo test check bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/scaledot demo
+
+# One thread for each of the two workers: two times two threads would fight for two cores.
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/scaledot bench
+
+# Torch and the build backend go first, at their pinned versions. Without build isolation
+# nothing is fetched a second time, so no other torch can slip in.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP_INSTALL) torch hatchling
+	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,198 @@
+"""The compiled kernel: one pass in C++ for what most calls are, float32 sums inside.
+
+It is built from kernel.cpp when the package is installed from source and a C++ compiler is there
+(hatch_build.py), once for each instruction set. Without it the tiles of plain torch operators serve
+the same calls, more slowly; `scaledot.backend_for` says which.
+"""
+
+import ctypes
+import functools
+import math
+import pathlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scaledot.backends.cpu.logits import Plan
+from scaledot.backends.cpu.tiles import Slab
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+
+PANEL = 64  # keys of a packed panel, as in kernel.cpp
+ROWS = 96  # rows of a unit of work, as there
+LANES = 16  # widths are padded to whole vectors
+BUILDS = {"AVX512": "kernel-avx512.so", "AVX2": "kernel-avx2.so"}
+
+
+class Call(ctypes.Structure):
+    """One slab of a call; field by field the struct of kernel.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "factor")),
+        *((name, ctypes.c_void_p) for name in ("out", "sums", "moments")),
+        *((f"query_{name}", ctypes.c_int64) for name in ("batch", "head", "row")),
+        *((f"out_{name}", ctypes.c_int64) for name in ("batch", "head", "row")),
+        *((name, ctypes.c_int64) for name in ("heads", "groups", "queries", "width")),
+        *((name, ctypes.c_int64) for name in ("panels", "value_width", "value_room")),
+        *((name, ctypes.c_int64) for name in ("batches", "start", "stop", "row", "row_end")),
+        *((name, ctypes.c_int64) for name in ("first", "last", "offset", "left", "right")),
+        ("statistics", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("query_squares", "key_squares", "floats", "counts")),
+        *((name, ctypes.c_int64) for name in ("entries", "entry", "key_count")),
+        ("scratch", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("tickets", "counter")),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The kernel built for this processor, None where there is none."""
+    file = BUILDS.get(torch.backends.cpu.get_cpu_capability(), "kernel-generic.so")
+    path = pathlib.Path(__file__).with_name(file)
+    if not path.exists():
+        return None
+    loaded = ctypes.CDLL(str(path))
+    loaded.scratch_size.restype = ctypes.c_int64
+    loaded.scratch_size.argtypes = [ctypes.c_void_p]
+    loaded.run.restype = None
+    loaded.run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    return loaded
+
+
+@functools.cache
+def team() -> int | None:
+    """The address of GOMP_parallel in the OpenMP runtime that torch has loaded, if it has."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
+
+
+def can_serve(plan: Plan) -> bool:
+    """Dot scores without mask, cap, sink or dropout; the caller vouches for finite numbers."""
+    inputs, settings = plan.inputs, plan.settings
+    return (
+        library() is not None
+        and plan.dtype == torch.float32
+        and inputs.mask is None
+        and inputs.weight is None
+        and inputs.sinks is None
+        and not settings.softcap
+        and not settings.dropout_p
+        and 0 not in inputs.query.shape
+        and 0 not in inputs.key.shape
+    )
+
+
+class Measured(NamedTuple):
+    """What the kernel found besides the output; the second line only if statistics were asked."""
+
+    moments: Tensor  # [2, B, H, Q] float64: mean and squared deviations of each row's logits
+    floats: Tensor  # [F, entries, H]
+    counts: Tensor  # [C, entries, H]
+
+
+def run(
+    plan: Plan,
+    out: Tensor | None,
+    sums: Tensor,
+    query_squares: Tensor,
+    key_squares: Tensor,
+) -> Measured:
+    """Fills `out` [B, H, Q, V] and `sums` [5 or 2, B, H, Q] (row_max, row_sum, weighted, ...).
+
+    The logits' moments come from the pass, not from Gram matrices: compiled, two multiply-adds a
+    score cost less than the products of matrices.
+    """
+    kernel = library()
+    assert kernel is not None
+    shape = (plan.batch, plan.heads, plan.queries)
+    entries = len(plan.slabs) if plan.packed else plan.batch
+    statistics = sums.shape[0] > 2
+    found = Measured(
+        torch.zeros(2 if statistics else 0, *shape, dtype=torch.float64),
+        torch.zeros(len(FLOAT_FIELDS), entries, plan.heads),
+        torch.zeros(len(COUNT_FIELDS), entries, plan.heads, dtype=torch.int64),
+    )
+    query = plan.inputs.query.float()
+    if query.stride(-1) != 1:
+        query = query.contiguous()
+    panels = -(-plan.keys // PANEL)
+    keys = _pack_keys(plan.inputs.key.float(), panels)
+    value = None if out is None else _pad_values(plan, panels)
+    factor = torch.empty(plan.batch, plan.groups, plan.repeats, plan.queries)
+    if isinstance(plan.factor, Tensor):
+        factor.copy_(plan.factor.squeeze(-1))
+    else:
+        factor.fill_(plan.factor)
+    place = out
+    if out is not None and (out.dtype != torch.float32 or out.stride(-1) != 1):
+        place = torch.zeros(out.shape, dtype=torch.float32)
+    for index, part in enumerate(plan.slabs):
+        call = _describe(plan, part, query, keys, value, factor, place, sums, found)
+        call.query_squares, call.key_squares = query_squares.data_ptr(), key_squares.data_ptr()
+        call.panels, call.entries = panels, entries
+        call.entry = index if plan.packed else part.start
+        units = math.ceil((part.row_end - part.row) / ROWS) * plan.heads * (part.stop - part.start)
+        threads = max(min(torch.get_num_threads(), units), 1)
+        scratch = torch.empty(threads, kernel.scratch_size(ctypes.addressof(call)))
+        call.scratch = scratch.data_ptr()
+        kernel.run(team(), threads, ctypes.addressof(call))
+    if out is not None and place is not out:
+        out.copy_(place)
+    return found
+
+
+def _pack_keys(keys: Tensor, panels: int) -> Tensor:
+    """[B, G, K, D] as [B, G, panels, D, 64], zeros after the last key."""
+    missing = panels * PANEL - keys.shape[2]
+    keys = F.pad(keys, (0, 0, 0, missing)) if missing else keys
+    return keys.unflatten(2, (panels, PANEL)).transpose(-1, -2).contiguous()
+
+
+def _pad_values(plan: Plan, panels: int) -> Tensor:
+    """[B, G, 64 * panels, whole vectors], zeros after the last key and the last column."""
+    value = plan.inputs.value
+    assert value is not None
+    missing, spare = panels * PANEL - plan.keys, -value.shape[-1] % LANES
+    value = value.float()
+    return (F.pad(value, (0, spare, 0, missing)) if missing or spare else value).contiguous()
+
+
+def _describe(
+    plan: Plan,
+    part: Slab,
+    query: Tensor,
+    keys: Tensor,
+    value: Tensor | None,
+    factor: Tensor,
+    out: Tensor | None,
+    sums: Tensor,
+    found: Measured,
+) -> Call:
+    call = Call()
+    call.query, call.keys, call.factor = query.data_ptr(), keys.data_ptr(), factor.data_ptr()
+    call.sums = sums.data_ptr()
+    call.query_batch, call.query_head, call.query_row, _ = query.stride()
+    if value is not None and out is not None:
+        call.values, call.out = value.data_ptr(), out.data_ptr()
+        call.value_width, call.value_room = out.shape[-1], value.shape[-1]
+        call.out_batch, call.out_head, call.out_row, _ = out.stride()
+    call.batches, call.heads, call.groups = plan.batch, plan.heads, plan.groups
+    call.queries, call.width = plan.queries, plan.width
+    call.start, call.stop, call.row, call.row_end = part[:4]
+    call.first, call.last, call.offset, left, right = part.diagonal
+    call.left = -1 if left is None else left
+    call.right = -1 if right is None else right
+    call.statistics, call.key_count = int(sums.shape[0] > 2), plan.keys
+    call.moments, call.floats, call.counts = (tensor.data_ptr() for tensor in found)
+    return call
+
+
+def built() -> list[str]:
+    """The builds that are installed, for reports."""
+    folder = pathlib.Path(__file__).parent
+    return sorted(path.name for path in folder.glob("kernel-*.so"))
+
+

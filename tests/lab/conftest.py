@@ -1,0 +1,11 @@
+from types import SimpleNamespace
+
+import pytest
+
+from scaledot.lab import experiments
+
+
+@pytest.fixture(scope="session")
+def lessons() -> SimpleNamespace:
+    """Every lesson at seed 0, measured once."""
+    return SimpleNamespace(**{lesson.__name__: lesson(0) for lesson in experiments.LESSONS})
