@@ -7,7 +7,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+TORCH := $(VENV)/torch
 INSTALLED := $(VENV)/installed
+BUILT_FROM := pyproject.toml hatch_build.py $(wildcard src/scaledot/backends/cpu/native/*.cpp)
 
 .PHONY: demo test check bench clean
 
@@ -29,12 +31,17 @@ bench: $(INSTALLED)
 
 # Torch and the build backend go first, at their pinned versions. Without build isolation
 # nothing is fetched a second time, so no other torch can slip in.
-$(INSTALLED): pyproject.toml constraints.txt
+$(TORCH): constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP_INSTALL) torch hatchling
+	touch $@
+
+# Editable: only a change of the metadata or of the compiled kernel's source installs again.
+$(INSTALLED): $(TORCH) $(BUILT_FROM)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	touch $@
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -delete

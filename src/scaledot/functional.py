@@ -144,6 +144,7 @@ def vitals(
         sinks=sinks,
         key_lengths=key_lengths,
         num_heads=num_heads,
+        scores_only=True,
         wants_vitals=True,
         per_row=per_row,
     )
@@ -268,6 +269,7 @@ def vitals_varlen(
         sinks=sinks,
         num_heads=num_heads,
         cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+        scores_only=True,
         wants_vitals=True,
         per_row=per_row,
     )
@@ -384,7 +386,13 @@ def backend_for(
     tensors = _autocast(query, key) if value is None else _autocast(query, key, value)
     query, key, *rest = tensors
     problem = describe(
-        query, key, rest[0] if rest else None, *args, wants_vitals=wants_vitals, **kwargs
+        query,
+        key,
+        rest[0] if rest else None,
+        *args,
+        scores_only=value is None,
+        wants_vitals=wants_vitals,
+        **kwargs,
     )
     served = backends.choose(problem, asked)
     reasons = backends.explain(problem)
@@ -418,7 +426,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not isinstance(tensors[0], Tensor):
         return tensors
     device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    device = "cpu" if device == "meta" else device  # meta tensors stand for CPU tensors here
+    if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(

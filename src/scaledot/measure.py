@@ -5,6 +5,7 @@ Two merges, two types. `RowState` describes one row's softmax over a block of ke
 batches, micro-batches, ranks.
 """
 
+import html
 import math
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -165,10 +166,16 @@ class Vitals:
         return Vitals(**{name: function(getattr(self, name)) for name in _names()})
 
     def __repr__(self) -> str:
+        if not self._has_data:
+            return f"Vitals {list(self.shape)} without data"
         return table.as_text(*_table(self))
 
     def _repr_html_(self) -> str:
-        return table.as_html(*_table(self))
+        return table.as_html(*_table(self)) if self._has_data else html.escape(repr(self))
+
+    @property
+    def _has_data(self) -> bool:
+        return not self.max_logit.is_meta and type(self.max_logit) is Tensor
 
 
 SHOWN_HEADS = 8
@@ -177,8 +184,6 @@ SHOWN_HEADS = 8
 def _table(vitals: Vitals) -> tuple[str, list[str], list[table.Line], str]:
     """One column a head (the batch merged), a few heads at most, and all of them together."""
     shape = list(vitals.shape)
-    if vitals.max_logit.is_meta or type(vitals.max_logit) is not Tensor:
-        return f"Vitals {shape} without data", [], [], ""
     heads = vitals.over_batch() if vitals.max_logit.dim() else vitals._map(lambda t: t[None])
     number = heads.shape[0]
     # All heads as one more column: a head is to the layer what a batch entry is to a head.
@@ -269,11 +274,11 @@ class Rows(NamedTuple):
 
 
 def summarise(
-    rows: Rows, query: Tensor, query_squares: Tensor, key_rms: Tensor, key_entries: Tensor
+    rows: Rows, query: Tensor, query_norms: Tensor, key_rms: Tensor, key_entries: Tensor
 ) -> tuple[Tensor, Tensor]:
     """floats [F, B, H] and counts [C, B, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
 
-    query [B, H, Q, D] and the squared norms of its rows [B, H, Q]; key_rms, key_entries [B, H].
+    query [B, H, Q, D] and the norms of its rows [B, H, Q]; key_rms, key_entries [B, H].
     """
     dtype = rows.lse.dtype
     counted = (rows.count > 0) & ~rows.broken
@@ -296,7 +301,7 @@ def summarise(
     spread = total(rows.m2 + between) / pair_divisor
     row_variance = total(rows.m2 / rows.count.clamp(min=1)) / divisor
     top = rows.max_logit.masked_fill(skipped, -math.inf)
-    q_rms, q_entries = root_mean_square(query, query_squares, counted)
+    q_rms, q_entries = root_mean_square(query, query_norms, counted)
     floats = [
         top.amax(-1) if top.shape[-1] else top.new_full(number.shape, -math.inf),
         mean.to(dtype),
@@ -317,12 +322,13 @@ def summarise(
 
 
 def root_mean_square(
-    entries: Tensor, squares: Tensor, counted: Tensor | None = None
+    entries: Tensor, norms: Tensor, counted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Of entries [..., n, width] over the counted rows, non-finite ones left out; how many.
 
-    squares: the squared norms of the rows [..., n]; counted: bool [..., n], None: all.
+    norms: of the rows [..., n]; counted: bool [..., n], None: all.
     """
+    squares = norms.double().square_()
     if counted is not None:
         squares = squares.masked_fill(~counted, 0.0)
     total = squares.sum(-1)
@@ -332,14 +338,14 @@ def root_mean_square(
         else:
             number = counted.sum(-1)
         number = number * entries.shape[-1]
-        return (total / number.clamp(min=1)).sqrt(), number
-    # Some entry is not finite, or a square overflowed: leave out the one, survive the other.
+        return (total / number.clamp(min=1)).sqrt().to(norms.dtype), number
+    # Some entry is not finite, or a norm overflowed: leave out the one, survive the other.
     usable = torch.isfinite(entries)
     if counted is not None:
         usable &= counted.unsqueeze(-1)
     number = usable.sum((-1, -2))
     exact = entries.double().masked_fill(~usable, 0.0).square().sum((-1, -2))
-    return (exact / number.clamp(min=1)).sqrt().to(squares.dtype), number
+    return (exact / number.clamp(min=1)).sqrt().to(norms.dtype), number
 
 
 class Result(NamedTuple):

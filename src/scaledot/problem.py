@@ -11,7 +11,7 @@ dimensions are folded into B; `lead` remembers the caller's own leading shape.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,10 +69,13 @@ def describe(
     num_heads: int | None = None,
     weight: Tensor | None = None,
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    scores_only: bool = False,
     wants_vitals: bool = False,
     per_row: bool = False,
 ) -> Problem:
     """The record of a call, or one clear error."""
+    if value is None and not scores_only:
+        raise TypeError("value must be a tensor, got None; scaledot.vitals needs no value")
     _check_tensors(query, key, value)
     if cu_seqlens is not None:
         query, key, value = _unpack(query, key, value, cu_seqlens)
@@ -88,9 +91,9 @@ def describe(
     left, right = _read_window(window, is_causal)
     if causal_align not in ALIGNMENTS:
         raise ValueError(f"causal_align={causal_align!r}; use 'top_left' or 'bottom_right'")
-    if not 0.0 <= dropout_p <= 1.0:  # NaN fails too
+    if not 0.0 <= _number("dropout_p", dropout_p) <= 1.0:  # NaN fails too
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1]")
-    if softcap is not None and not (softcap > 0.0 and math.isfinite(softcap)):
+    if softcap is not None and not 0.0 < _number("softcap", softcap) < math.inf:
         raise ValueError(f"softcap={softcap} must be a positive number; leave it out for no cap")
     if attn_mask is not None:
         attn_mask = _read_mask(attn_mask, query, key, lead)
@@ -107,8 +110,8 @@ def describe(
     settings = Settings(
         number,
         log_n,
-        0.0 if softcap is None else float(softcap),
-        float(dropout_p),
+        0.0 if softcap is None else _number("softcap", softcap),
+        _number("dropout_p", dropout_p),
         left,
         right,
         causal_align == "bottom_right",
@@ -241,10 +244,19 @@ def _read_scale(
         if scale.numel() == 1:
             scale = scale.reshape(1).expand(query.shape[1])
         return 1.0, False, _read_per_head("scale", scale, query, query.shape[1])
-    number = float(scale)
-    if not math.isfinite(number):
+    number = _number("scale", scale)
+    if not -math.inf < number < math.inf:
         raise ValueError(f"scale={number} must be finite; leave it out for 1/sqrt(d_k)")
     return number, False, None
+
+
+def _number(name: str, value: Any) -> float:
+    """A plain number; comparisons rather than math.isfinite, so that a compiler can trace them."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    return float(value)
 
 
 def _read_window(

@@ -22,7 +22,9 @@ def attention_with_vitals(
     Also `weight=` for the additive score and `cu_seqlens=(q, k)` for packed sequences, whose
     vitals are stacked and whose rows are left out. Without a value there is no output.
     """
-    problem = describe(query, key, value, *args, wants_vitals=True, **kwargs)
+    problem = describe(
+        query, key, value, *args, scores_only=value is None, wants_vitals=True, **kwargs
+    )
     if problem.settings.dropout_p:
         raise ValueError("the reference knows no dropout")
     if problem.cu_seqlens_q is not None:

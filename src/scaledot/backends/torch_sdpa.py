@@ -16,6 +16,8 @@ from scaledot.problem import Problem
 
 name = "torch"
 
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # not fake, not a subclass that traces
+
 # Rows shorter than one vector register take a scalar path whose maximum drops NaN.
 VECTOR_KEYS = 16
 
@@ -25,6 +27,9 @@ def refuses(problem: Problem) -> str | None:
     query, key, value, settings = problem.query, problem.key, problem.value, problem.settings
     if problem.wants_vitals or value is None:
         return "it returns no vitals"
+    if torch.compiler.is_compiling() or type(query) not in PLAIN_TENSORS:
+        # Nor may a length be asked for, which is a symbol here: the answer would fix the graph.
+        return "NaN and inf cannot be ruled out before the call runs"
     if settings.softcap or settings.log_n or settings.dropout_p:
         return "it has no softcap, no log_n scale, and draws dropout over a full matrix"
     if problem.sinks is not None or problem.head_scale is not None:
@@ -43,8 +48,8 @@ def refuses(problem: Problem) -> str | None:
         return "an empty tensor"
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
-    if query.device.type == "meta":
-        return "its meta kernel disagrees with its own strides"
+    if query.device.type != "cpu":
+        return f"its kernels for {query.device.type} are not vetted yet"
     if torch._C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
     return _data_reason(problem)
@@ -65,14 +70,11 @@ def _is_plain_causal(problem: Problem) -> bool:
 
 
 def _data_reason(problem: Problem) -> str | None:
-    """Some errors depend on the data; while tracing there is none to look at."""
+    """Some errors depend on the data."""
     causal = problem.settings.right is not None
-    short = problem.key.shape[-2] < VECTOR_KEYS
-    if not (causal or short):
-        return None
     query = problem.query
-    if query.device.type != "cpu" or torch.compiler.is_compiling() or type(query) is not Tensor:
-        return "NaN and inf cannot be ruled out before the call runs"
+    if not causal and problem.key.shape[-2] >= VECTOR_KEYS:
+        return None
     total = query.sum().item()
     if causal:
         assert problem.value is not None

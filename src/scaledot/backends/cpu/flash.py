@@ -35,7 +35,11 @@ def can_serve_backward(inputs: Inputs, settings: Settings, lse: Tensor) -> bool:
 def backward(
     inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = inputs[:3]
+    # The kernel reads last dimensions as contiguous, whatever their stride.
+    query, key, value, out, grad_out = (
+        tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        for tensor in (*inputs[:3], out, grad_out)
+    )
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out,
         query,

@@ -64,7 +64,7 @@ def _compiled(
     reach.pivot_free = False
     rows = RowSums(plan, reach, wants_vitals)
     sums = rows.sums.flatten(2, 3)
-    found = native.run(plan, out, sums, reach.query_squares, reach.key_squares)
+    found = native.run(plan, out, sums, reach.query_norms, reach.key_norms)
     if not wants_vitals:
         return Forward(rows.lse())
     stacked = None
@@ -75,17 +75,17 @@ def _compiled(
 
 def _summary(plan: Plan, reach: Reach, rows: Rows) -> tuple[Tensor, Tensor]:
     """Per batch entry; of a packed batch, per sequence."""
-    query, squares = plan.inputs.query, reach.query_squares
+    query, norms = plan.inputs.query, reach.query_norms
     rms, entries = reach.key_rms()
     if not plan.packed:
-        return summarise(rows, query, squares, rms, entries)
+        return summarise(rows, query, norms, rms, entries)
     parts = []
     for index, part in enumerate(plan.slabs):
         span = slice(part.row, part.row_end)
         own = Rows(*(None if t is None else t[:, :, span] for t in rows))
         keys = slice(index, index + 1)
         parts.append(
-            summarise(own, query[:, :, span], squares[:, :, span], rms[keys], entries[keys])
+            summarise(own, query[:, :, span], norms[:, :, span], rms[keys], entries[keys])
         )
     floats, counts = zip(*parts, strict=True)
     return torch.cat(floats, 1), torch.cat(counts, 1)

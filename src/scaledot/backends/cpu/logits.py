@@ -91,7 +91,7 @@ class Plan:
         rows = self.query[block.batch, block.groups, :, block.row : block.row_end].to(self.dtype)
         if self.inputs.weight is None:
             rows = rows * self.take_factor(block)
-        return rows.reshape(-1, rows.shape[2] * rows.shape[3], self.width)
+        return rows.reshape(rows.shape[0] * rows.shape[1], rows.shape[2] * rows.shape[3], self.width)
 
     def take_factor(self, block: Block) -> float | Tensor:
         return self.take(self.factor, block) if isinstance(self.factor, Tensor) else self.factor
@@ -99,7 +99,8 @@ class Plan:
     def take_keys(self, tensor: Tensor, block: Block, key: int, key_end: int) -> Tensor:
         """The block's keys or values [heads, keys, width] in the compute type."""
         part = tensor[block.batch, block.groups, key:key_end]
-        return part.reshape(-1, key_end - key, part.shape[-1]).to(self.dtype)
+        heads = part.shape[0] * part.shape[1]
+        return part.reshape(heads, key_end - key, part.shape[-1]).to(self.dtype)
 
     def tiles(self, block: Block) -> Iterator["Tile"]:
         for key, key_end in key_tiles(block):

@@ -47,7 +47,7 @@ def _slab_moments(plan: Plan, part: Slab, count: Tensor) -> tuple[Tensor, Tensor
     for row in range(part.row, part.row_end, step):
         row_end = min(row + step, part.row_end)
         rows = query[:, :, row - part.row : row_end - part.row].double()
-        rows = rows.reshape(rows.shape[0], -1, rows.shape[-1])  # [heads, repeats * rows, D]
+        rows = rows.flatten(1, 2)  # [heads, repeats * rows, D]
         first, second = _chunk_sums(gram, diagonal, rows, row, row_end, plan.repeats)
         firsts.append(first)
         seconds.append(second)
@@ -116,7 +116,7 @@ def _chunk_sums(
         for key in range(start, stop, 1024):
             key_end = min(key + 1024, stop)
             scores = torch.bmm(rows, gram.centred(key, key_end).transpose(1, 2))
-            scores = scores.view(*shape, -1)
+            scores = scores.view(*shape, key_end - key)
             columns = torch.arange(key, key_end)
             if diagonal.right is not None:
                 outside = columns > index + (diagonal.offset + diagonal.right)

@@ -20,9 +20,8 @@ class Reach:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        query, key = plan.inputs.query.to(plan.dtype), plan.inputs.key.to(plan.dtype)
-        self.query_squares = torch.linalg.vector_norm(query, dim=-1).square_()  # [B, H, Q]
-        self.key_squares = torch.linalg.vector_norm(key, dim=-1).square_()  # [B, G, K]
+        self.query_norms = _norms(plan.inputs.query.to(plan.dtype))  # [B, H, Q]
+        self.key_norms = _norms(plan.inputs.key.to(plan.dtype))  # [B, G, K]
         bound = self._bound()  # NaN or inf where q or k is not finite, or may overflow
         self.pivot_free = bound <= SAFE_LOGIT and not plan.biased  # a cap only shrinks
         # What hides a pair from the softmax: finite where no logit comes near it, because then
@@ -30,13 +29,14 @@ class Reach:
         self.hidden_as = LOWEST if bound < -LOWEST / 10 and not plan.biased else -math.inf
         self.moderate = bound <= MODERATE_LOGIT
         dot = plan.inputs.weight is None
-        self.gram = dot and plan.mask is None and math.isfinite(bound)
+        # In float64 differences of sums would lose half of the digits: there the tiles serve.
+        single = plan.dtype == torch.float32
+        self.gram = dot and single and plan.mask is None and math.isfinite(bound)
 
     def _bound(self) -> float:
-        if not (self.query_squares.numel() and self.key_squares.numel()):
+        if not (self.query_norms.numel() and self.key_norms.numel()):
             return 0.0
-        query = math.sqrt(self.query_squares.amax().item())
-        key = math.sqrt(self.key_squares.amax().item())
+        query, key = self.query_norms.amax().item(), self.key_norms.amax().item()
         factor = self.plan.factor
         if isinstance(factor, Tensor):
             factor = factor.abs().amax().item()
@@ -57,6 +57,14 @@ class Reach:
             batch, keys = slice(part.start, part.stop), slice(part.diagonal.first, part.diagonal.last)
             place = slice(index, index + 1) if plan.packed else batch
             rms[place], entries[place] = root_mean_square(
-                plan.inputs.key[batch, :, keys], self.key_squares[batch, :, keys]
+                plan.inputs.key[batch, :, keys], self.key_norms[batch, :, keys]
             )
         return rms.repeat_interleave(plan.repeats, 1), entries.repeat_interleave(plan.repeats, 1)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """|x| of each row; in float64 where squares would be too small for the compute type."""
+    norms = torch.linalg.vector_norm(rows, dim=-1)
+    if norms.numel() and norms.amax().item() < 1e-15:
+        norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).to(rows.dtype)
+    return norms

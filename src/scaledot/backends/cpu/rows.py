@@ -77,9 +77,12 @@ class RowSums:
             sum_p2 = sum_p2 * share * share + off * off
         top_p = (row_max - lse).exp_()
         shape = (self.plan.batch, self.plan.heads, self.plan.queries)
-        finite = torch.isfinite(lse) & torch.isfinite(entropy)
-        count = count.reshape(shape)
-        max_logit = self.sums[MAX_LOGIT] if self.apart else row_max
+        count, mean = count.reshape(shape), mean.reshape(shape)
+        finite = (torch.isfinite(lse) & torch.isfinite(entropy)).view(shape)
+        max_logit = row_max
+        if self.apart:  # a cap makes infinite logits finite: look before it
+            max_logit = self.sums[MAX_LOGIT]
+            finite &= torch.isfinite(max_logit.view(shape)) & torch.isfinite(mean)
         return Rows(
             count=count,
             max_logit=max_logit.view(shape),
@@ -89,9 +92,9 @@ class RowSums:
             sum_p2=sum_p2.view(shape),
             first_p=(first - lse).exp_().view(shape),
             off_p=None if off is None else off.view(shape),
-            mean=mean.reshape(shape),
+            mean=mean,
             m2=m2.reshape(shape),
-            broken=(count > 0) & ~finite.view(shape),
+            broken=(count > 0) & ~finite,
         )
 
 

@@ -114,9 +114,9 @@ def packed_slabs(
         ("cu_seqlens_q", rows, queries),
         ("cu_seqlens_k", columns, keys),
     ):
-        if ends[0] != 0 or ends[-1] > tokens or any(b < a for a, b in itertools.pairwise(ends)):
+        if ends[0] != 0 or ends[-1] != tokens or any(b < a for a, b in itertools.pairwise(ends)):
             raise ValueError(
-                f"{name} must rise from 0 to at most {tokens}, the number of tokens; got {ends}"
+                f"{name} must rise from 0 to {tokens}, the number of tokens; got {ends}"
             )
     return [
         Slab(0, 1, *row, _diagonal(settings, row, column))

@@ -38,7 +38,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batches", "start", "stop", "row", "row_end")),
         *((name, ctypes.c_int64) for name in ("first", "last", "offset", "left", "right")),
         ("statistics", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("query_squares", "key_squares", "floats", "counts")),
+        *((name, ctypes.c_void_p) for name in ("query_norms", "key_norms", "floats", "counts")),
         *((name, ctypes.c_int64) for name in ("entries", "entry", "key_count")),
         ("scratch", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("tickets", "counter")),
@@ -97,8 +97,8 @@ def run(
     plan: Plan,
     out: Tensor | None,
     sums: Tensor,
-    query_squares: Tensor,
-    key_squares: Tensor,
+    query_norms: Tensor,
+    key_norms: Tensor,
 ) -> Measured:
     """Fills `out` [B, H, Q, V] and `sums` [5 or 2, B, H, Q] (row_max, row_sum, weighted, ...).
 
@@ -112,7 +112,7 @@ def run(
     statistics = sums.shape[0] > 2
     found = Measured(
         torch.zeros(2 if statistics else 0, *shape, dtype=torch.float64),
-        torch.zeros(len(FLOAT_FIELDS), entries, plan.heads),
+        torch.zeros(len(FLOAT_FIELDS), entries, plan.heads, dtype=torch.float32),
         torch.zeros(len(COUNT_FIELDS), entries, plan.heads, dtype=torch.int64),
     )
     query = plan.inputs.query.float()
@@ -121,7 +121,8 @@ def run(
     panels = -(-plan.keys // PANEL)
     keys = _pack_keys(plan.inputs.key.float(), panels)
     value = None if out is None else _pad_values(plan, panels)
-    factor = torch.empty(plan.batch, plan.groups, plan.repeats, plan.queries)
+    rows = (plan.batch, plan.groups, plan.repeats, plan.queries)
+    factor = torch.empty(rows, dtype=torch.float32)
     if isinstance(plan.factor, Tensor):
         factor.copy_(plan.factor.squeeze(-1))
     else:
@@ -131,12 +132,13 @@ def run(
         place = torch.zeros(out.shape, dtype=torch.float32)
     for index, part in enumerate(plan.slabs):
         call = _describe(plan, part, query, keys, value, factor, place, sums, found)
-        call.query_squares, call.key_squares = query_squares.data_ptr(), key_squares.data_ptr()
+        call.query_norms, call.key_norms = query_norms.data_ptr(), key_norms.data_ptr()
         call.panels, call.entries = panels, entries
         call.entry = index if plan.packed else part.start
         units = math.ceil((part.row_end - part.row) / ROWS) * plan.heads * (part.stop - part.start)
         threads = max(min(torch.get_num_threads(), units), 1)
-        scratch = torch.empty(threads, kernel.scratch_size(ctypes.addressof(call)))
+        size = kernel.scratch_size(ctypes.addressof(call))
+        scratch = torch.empty(threads, size, dtype=torch.float32)
         call.scratch = scratch.data_ptr()
         kernel.run(team(), threads, ctypes.addressof(call))
     if out is not None and place is not out:

@@ -85,7 +85,7 @@ inline Floats exponential(Floats x) {
 
 inline float exponential(float x) { return exponential(spread(x))[0]; }
 
-// C [rows, COUNT * LANES] (+)= A [rows, depth] B [depth, COUNT * LANES], accumulators in registers.
+// C [rows, Count * LANES] (+)= A [rows, depth] B [depth, Count * LANES], accumulators in registers.
 template <int RowCount, int Count, bool Add>
 inline void multiply_block(const float* a, int64_t a_row, const float* b, int64_t b_row, float* c,
                            int64_t c_row, int64_t depth) {
@@ -93,7 +93,7 @@ inline void multiply_block(const float* a, int64_t a_row, const float* b, int64_
 #pragma GCC unroll 8
   for (int i = 0; i < RowCount; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < Count; ++j) acc[i][j] = Add ? load(c + i * c_row + j * LANES) : Floats{};
+    for (int j = 0; j < Count; ++j) acc[i][j] = Floats{};
   for (int64_t k = 0; k < depth; ++k) {
     Floats right[Count];
 #pragma GCC unroll 4
@@ -108,7 +108,10 @@ inline void multiply_block(const float* a, int64_t a_row, const float* b, int64_
 #pragma GCC unroll 8
   for (int i = 0; i < RowCount; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < Count; ++j) store(c + i * c_row + j * LANES, acc[i][j]);
+    for (int j = 0; j < Count; ++j) {
+      float* place = c + i * c_row + j * LANES;
+      store(place, Add ? load(place) + acc[i][j] : acc[i][j]);
+    }
 }
 
 template <int Count, bool Add>
@@ -134,6 +137,8 @@ void multiply(const float* a, int64_t a_row, const float* b, int64_t b_row, floa
     multiply_columns<1, Add>(a, a_row, b + j, b_row, c + j, c_row, rows, depth);
 }
 
+inline double square(double value) { return value * value; }
+
 inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
@@ -158,7 +163,7 @@ struct Sums {
 // Scores to e^(s - pivot) in place, with every sum that the statistics need.
 template <bool Hides>
 inline Sums measure(float* row, int64_t tile, float pivot, float mean) {
-  Floats total{}, product{}, square{}, deviation{}, spread{};
+  Floats total{}, product{}, squares{}, deviation{}, spread{};
   for (int64_t j = 0; j < tile; j += LANES) {
     const Floats score = load(row + j);
     const Floats x = score - pivot;
@@ -166,12 +171,12 @@ inline Sums measure(float* row, int64_t tile, float pivot, float mean) {
     const Floats y = Hides ? (score > LOWEST ? score - mean : Floats{}) : score - mean;
     total += e;
     product += e * x;
-    square += e * e;
+    squares += e * e;
     deviation += y;
     spread += y * y;
     store(row + j, e);
   }
-  return {sum_of(total), sum_of(product), sum_of(square), sum_of(deviation), sum_of(spread)};
+  return {sum_of(total), sum_of(product), sum_of(squares), sum_of(deviation), sum_of(spread)};
 }
 
 // Mean and squared deviations of a row's scores, taken together tile by tile (Chan's rule).
@@ -205,7 +210,7 @@ struct Call {
   int64_t start, stop, row, row_end;
   int64_t first, last, offset, left, right;      // left, right < 0: unlimited
   int64_t statistics;                            // 0: only max and sum
-  const float *query_squares, *key_squares;      // squared norms [B, H, Q] and [B, G, K]
+  const float *query_norms, *key_norms;          // norms of the rows [B, H, Q] and [B, G, K]
   float *floats;                                 // [13, entries, H]
   int64_t *counts;                               // [6, entries, H]
   int64_t entries, entry, key_count;             // this slab's first entry; K
@@ -254,11 +259,11 @@ static void summarise(void* data) {
       saturated += 1 / sum > 0.99;
       const double at_first = c.sums[4 * plane + i];
       if (at_first > LOWEST) sink += std::exp(at_first - c.sums[i]) / sum;
-      query += c.query_squares[i];
+      query += square(c.query_norms[i]);
     }
     double key = 0;
     const int64_t group = batch * c.groups + head / (c.heads / c.groups);
-    for (int64_t j = c.first; j < c.last; ++j) key += c.key_squares[group * c.key_count + j];
+    for (int64_t j = c.first; j < c.last; ++j) key += square(c.key_norms[group * c.key_count + j]);
     const double share = rows ? 1.0 / rows : 0.0, keys = static_cast<double>((c.last - c.first) * c.width);
     const double floats[] = {top,
                              logits.mean,
@@ -370,8 +375,12 @@ static void attend(void* data) {
           sum[i] += sum_of(total);
         }
       }
+      // Panel by panel: a panel of values stays in the first-level cache, and short sums of
+      // sums round less than one long chain.
       if (values)
-        multiply<true>(scores, KEYS, values + key * room, room, acc, room, count, tile, room);
+        for (int64_t column = 0; column < tile; column += PANEL)
+          multiply<true>(scores + column, KEYS, values + (key + column) * room, room, acc, room, count,
+                         PANEL, room);
     }
 
     float* sums = c.sums + (batch * c.heads + head) * c.queries + begin;
@@ -388,8 +397,8 @@ static void attend(void* data) {
         moments[plane + i] = spreads[i].m2;
       }
       if (!values) continue;
-      const float share = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
-      for (int64_t d = 0; d < c.value_width; ++d) out[i * c.out_row + d] = acc[i * room + d] * share;
+      const float divisor = sum[i] == 0.0f ? 1.0f : sum[i];
+      for (int64_t d = 0; d < c.value_width; ++d) out[i * c.out_row + d] = acc[i * room + d] / divisor;
     }
   }
 }
