@@ -37,12 +37,13 @@ def attention(
 ) -> Tensor:
     """softmax(scale * query key^T + bias) value, a drop-in for torch's function.
 
-    query [..., heads, Q, D], key [..., heads, K, D], value [..., heads, K, V] -> [..., heads, Q, V].
+    query [..., heads, Q, D], key [..., heads, K, D], value [..., heads, K, V]; the result is
+    [..., heads, Q, V].
     attn_mask: bool (True = may be seen) or a float bias, any shape that broadcasts to [..., Q, K].
     is_causal: row i sees keys up to the diagonal, which starts at (0, 0), or ends at the last key
     with causal_align="bottom_right". window=(left, right): keys seen on each side of that diagonal.
-    softcap: scores are bent to softcap * tanh(score / softcap). sinks [heads]: the logit of one more
-    outcome that takes probability and gives nothing. key_lengths [batch]: keys past it are hidden.
+    softcap: scores are bent to softcap * tanh(score / softcap). sinks [heads]: the logit of one
+    more outcome that takes probability and gives nothing. key_lengths [batch]: keys past it are hidden.
     A row that may see no key comes out as zeros. backend: force one by name, or raise.
     """
     query, key, value = _autocast(query, key, value)
@@ -380,7 +381,7 @@ class Choice(NamedTuple):
 def backend_for(
     query: Tensor, key: Tensor, value: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Choice:
-    """Takes `attention`'s arguments (vitals=True: `attention_with_vitals`'; no value: `vitals`')."""
+    """Takes `attention`'s arguments; vitals=True asks for its twin, no value for `vitals`."""
     asked = kwargs.pop("backend", None)
     wants_vitals = kwargs.pop("vitals", False) or value is None
     tensors = _autocast(query, key) if value is None else _autocast(query, key, value)
@@ -398,7 +399,8 @@ def backend_for(
     reasons = backends.explain(problem)
     others = {name: reason for name, reason in reasons.items() if name != served.name}
     return Choice(
-        served.name, {name: reason or "it comes later in the table" for name, reason in others.items()}
+        served.name,
+        {name: reason or "it comes later in the table" for name, reason in others.items()},
     )
 
 

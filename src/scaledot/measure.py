@@ -122,7 +122,9 @@ class Vitals:
         device: torch.device | str | None = None,
     ) -> "Vitals":
         """The vitals of no rows at all: merging with it changes nothing."""
-        values = {name: torch.zeros(shape, dtype=dtype, device=device) for name in FLOAT_FIELDS}
+        values: dict[str, Any] = {
+            name: torch.zeros(shape, dtype=dtype, device=device) for name in FLOAT_FIELDS
+        }
         values["max_logit"] = torch.full(shape, -math.inf, dtype=dtype, device=device)
         for name in COUNT_FIELDS:
             values[name] = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -214,7 +216,7 @@ def _combine(parts: list[Vitals], function: Any) -> Vitals:
 
 def _merge(a: Vitals, b: Vitals) -> Vitals:
     dtype = torch.promote_types(a.entropy.dtype, b.entropy.dtype)
-    merged: dict[str, Tensor] = {name: getattr(a, name) + getattr(b, name) for name in COUNT_FIELDS}
+    merged: dict[str, Any] = {name: getattr(a, name) + getattr(b, name) for name in COUNT_FIELDS}
 
     def weights(counts: str) -> tuple[Tensor, Tensor]:
         total = merged[counts].clamp(min=1).double()
@@ -244,12 +246,9 @@ def _merge(a: Vitals, b: Vitals) -> Vitals:
     merged["row_std"] = root_mean_square("row_std", "rows")
     merged["q_rms"] = root_mean_square("q_rms", "q_entries")
     merged["k_rms"] = root_mean_square("k_rms", "k_entries")
-    return Vitals(
-        **{
-            name: tensor if name in COUNT_FIELDS else tensor.to(dtype)
-            for name, tensor in merged.items()
-        }
-    )
+    for name in FLOAT_FIELDS:
+        merged[name] = merged[name].to(dtype)
+    return Vitals(**merged)
 
 
 def _weighted(weight: Tensor, value: Tensor) -> Tensor:
@@ -360,7 +359,9 @@ class Result(NamedTuple):
 def vitals_from(result: Result, lead: tuple[int, ...], row_lead: tuple[int, ...] | None) -> Vitals:
     """Vitals of the caller's leading shape; rows too where `row_lead` gives their shape."""
     floats, counts, rows = result.floats, result.counts, result.rows
-    assert floats is not None and counts is not None and rows is not None
+    assert floats is not None
+    assert counts is not None
+    assert rows is not None
     named = {}
     for name, tensor in zip(FLOAT_FIELDS, floats.unbind(), strict=True):
         named[name] = tensor.reshape(lead)
@@ -377,8 +378,8 @@ def vitals_from(result: Result, lead: tuple[int, ...], row_lead: tuple[int, ...]
 class RowState:
     """A row's softmax over a block of keys, in a form that merges with other blocks' exactly.
 
-    With m = max: sum_exp = sum e^(z-m), sum_exp_logit = sum e^(z-m) (z-m), sum_exp2 = sum e^(2(z-m));
-    count, mean and m2 describe the logits themselves. Everything is counted from the maximum, so
+    With m = max: sum_exp = sum e^(z-m), sum_exp_logit = sum e^(z-m) (z-m) and sum_exp2 =
+    sum e^(2(z-m)); count, mean and m2 describe the logits themselves. Everything is counted from the maximum, so
     logits of 1e4 lose nothing. Shapes: one value a row.
     """
 

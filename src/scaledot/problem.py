@@ -46,7 +46,9 @@ class Problem(NamedTuple):
     cu_seqlens_q: Tensor | None  # [sequences + 1]: B is 1 and Q holds packed sequences
     cu_seqlens_k: Tensor | None
     settings: Settings
-    lead: tuple[int, ...]  # the caller's leading shape; packed: (sequences, heads)
+    lead: tuple[
+        int, ...
+    ]  # the caller's leading shape (a torch.Size is a tuple); packed: (sequences, heads)
     wants_vitals: bool
     per_row: bool
 
@@ -76,13 +78,14 @@ def describe(
     """The record of a call, or one clear error."""
     if value is None and not scores_only:
         raise TypeError("value must be a tensor, got None; scaledot.vitals needs no value")
-    _check_tensors(query, key, value)
+    if not _obviously_fine(query, key, value):
+        _check_tensors(query, key, value)
     if cu_seqlens is not None:
         query, key, value = _unpack(query, key, value, cu_seqlens)
     _check_sizes(query, key, value)
     lead = query.shape[:-2]
     same_lead = key.shape[:-2] == lead and (value is None or value.shape[:-2] == lead)
-    if query.dim() != 4 or not same_lead:
+    if len(lead) != 2 or not same_lead:
         query, key, value, lead = _as_four_dimensions(query, key, value, enable_gqa)
     heads = query.shape[1]
     if scale is None and weight is not None:
@@ -91,9 +94,11 @@ def describe(
     left, right = _read_window(window, is_causal)
     if causal_align not in ALIGNMENTS:
         raise ValueError(f"causal_align={causal_align!r}; use 'top_left' or 'bottom_right'")
-    if not 0.0 <= _number("dropout_p", dropout_p) <= 1.0:  # NaN fails too
+    dropout_p = _number("dropout_p", dropout_p)
+    if not 0.0 <= dropout_p <= 1.0:  # NaN fails too
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1]")
-    if softcap is not None and not 0.0 < _number("softcap", softcap) < math.inf:
+    cap = 0.0 if softcap is None else _number("softcap", softcap)
+    if softcap is not None and not 0.0 < cap < math.inf:
         raise ValueError(f"softcap={softcap} must be a positive number; leave it out for no cap")
     if attn_mask is not None:
         attn_mask = _read_mask(attn_mask, query, key, lead)
@@ -110,8 +115,8 @@ def describe(
     settings = Settings(
         number,
         log_n,
-        0.0 if softcap is None else _number("softcap", softcap),
-        _number("dropout_p", dropout_p),
+        cap,
+        dropout_p,
         left,
         right,
         causal_align == "bottom_right",
@@ -128,17 +133,34 @@ def describe(
         cu_seqlens_q,
         cu_seqlens_k,
         settings,
-        tuple(lead),
+        lead,
         wants_vitals,
         per_row,
     )
 
 
+def _obviously_fine(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
+    """What nearly every call is, found quickly: float tensors of one type on one CPU."""
+    if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
+        return False
+    dtype = query.dtype
+    return (
+        dtype in FLOAT_TYPES
+        and key.dtype is dtype
+        and value.dtype is dtype
+        and query.is_cpu
+        and key.is_cpu
+        and value.is_cpu
+        and query.dim() > 1
+        and key.dim() > 1
+        and value.dim() > 1
+    )
+
+
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
-    named = [("query", query), ("key", key)]
-    if value is not None:
-        named.append(("value", value))
-    for name, tensor in named:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor is None and name == "value":
+            continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         if tensor.dim() < 2:

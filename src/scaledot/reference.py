@@ -42,7 +42,8 @@ def attention_with_vitals(
 
 def _packed(problem: Problem) -> tuple[Tensor | None, Vitals]:
     """One sequence after another, each on its own."""
-    assert problem.cu_seqlens_q is not None and problem.cu_seqlens_k is not None
+    assert problem.cu_seqlens_q is not None
+    assert problem.cu_seqlens_k is not None
     rows, keys = problem.cu_seqlens_q.tolist(), problem.cu_seqlens_k.tolist()
     outs, found = [], []
     for i in range(len(rows) - 1):
@@ -60,7 +61,8 @@ def _packed(problem: Problem) -> tuple[Tensor | None, Vitals]:
         shape = (1, problem.query.shape[1], missing, problem.value.shape[-1])
         out = torch.cat([*outs, torch.zeros(shape, dtype=torch.float64)], dim=-2)[0].transpose(0, 1)
     names = [name for name in vars(found[0]) if name != "per_row"]
-    return out, Vitals(**{n: torch.cat([getattr(v, n) for v in found]) for n in names})
+    stacked: dict[str, Any] = {n: torch.cat([getattr(v, n) for v in found]) for n in names}
+    return out, Vitals(**stacked)
 
 
 def _dense(problem: Problem) -> tuple[Tensor | None, Vitals]:

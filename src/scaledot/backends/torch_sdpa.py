@@ -24,7 +24,8 @@ VECTOR_KEYS = 16
 
 def refuses(problem: Problem) -> str | None:
     """Why this backend cannot serve the problem, None when it can."""
-    query, key, value, settings = problem.query, problem.key, problem.value, problem.settings
+    query, key, value, mask, head_scale, sinks, weight, key_lengths, cu_seqlens, *_ = problem
+    settings = problem.settings
     if problem.wants_vitals or value is None:
         return "it returns no vitals"
     if torch.compiler.is_compiling() or type(query) not in PLAIN_TENSORS:
@@ -32,27 +33,27 @@ def refuses(problem: Problem) -> str | None:
         return "NaN and inf cannot be ruled out before the call runs"
     if settings.softcap or settings.log_n or settings.dropout_p:
         return "it has no softcap, no log_n scale, and draws dropout over a full matrix"
-    if problem.sinks is not None or problem.head_scale is not None:
+    if sinks is not None or head_scale is not None:
         return "it has no learned sinks and no scale per head"
-    if problem.weight is not None or problem.cu_seqlens_q is not None:
+    if weight is not None or cu_seqlens is not None:
         return "it has no additive score and no packed sequences"
-    if problem.key_lengths is not None or settings.left is not None:
+    if key_lengths is not None or settings.left is not None:
         return "it has no window and no key lengths"
-    if problem.mask is not None:
+    if mask is not None:
         return "it makes a full copy of a mask, and NaN in masked keys leaks"
     if settings.right is not None and not _is_plain_causal(problem):
         return "its causal mask is top-left only, and wrong for a scale of zero or below"
     if query.shape[1] != key.shape[1] or query.shape[-1] != value.shape[-1]:
         return "grouped heads and a value width of its own take its slow path"
-    if 0 in query.shape or 0 in key.shape:
+    if not (query.numel() and key.numel()):
         return "an empty tensor"
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
-    if query.device.type != "cpu":
+    if not query.is_cpu:
         return f"its kernels for {query.device.type} are not vetted yet"
     if torch._C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
-    return _data_reason(problem)
+    return _data_reason(query, key, value, settings.right is not None)
 
 
 def attend(problem: Problem) -> Result:
@@ -69,16 +70,18 @@ def _is_plain_causal(problem: Problem) -> bool:
     return settings.right == 0 and settings.scale > 0.0 and (square or not settings.bottom_right)
 
 
-def _data_reason(problem: Problem) -> str | None:
-    """Some errors depend on the data."""
-    causal = problem.settings.right is not None
-    query = problem.query
-    if not causal and problem.key.shape[-2] >= VECTOR_KEYS:
-        return None
-    total = query.sum().item()
+def _data_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str | None:
+    """Some errors depend on the data: look at no more of it than the error needs."""
+    short = key.shape[-2] < VECTOR_KEYS
+    total = query.sum().item() if short else 0.0
     if causal:
-        assert problem.value is not None
-        total += problem.key.sum().item() + problem.value.sum().item()
-    if not math.isfinite(total):
-        return "NaN or inf in the inputs: its kernel would hide or spread it"
-    return None
+        total += value.sum().item()
+        if short or (torch.is_grad_enabled() and _needs_gradient(query, key, value)):
+            total += key.sum().item() + (0.0 if short else query.sum().item())
+    if -math.inf < total < math.inf:
+        return None
+    return "NaN or inf in the inputs: its kernel would hide or spread it"
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)

@@ -21,5 +21,17 @@ def attend(problem: Problem) -> Result:
     seed = None
     if problem.settings.dropout_p > 0.0 and problem.value is not None:
         seed = torch.randint(2**62, (), dtype=torch.int64, device=problem.query.device)
-    inputs = Inputs(*problem[: len(Inputs._fields) - 1], seed)
+    inputs = Inputs(
+        query=problem.query,
+        key=problem.key,
+        value=problem.value,
+        mask=problem.mask,
+        head_scale=problem.head_scale,
+        sinks=problem.sinks,
+        weight=problem.weight,
+        key_lengths=problem.key_lengths,
+        cu_seqlens_q=problem.cu_seqlens_q,
+        cu_seqlens_k=problem.cu_seqlens_k,
+        seed=seed,
+    )
     return ops.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)

@@ -80,7 +80,8 @@ class _Work:
             self.grad_weight = torch.zeros(*plan.query.shape[:3], plan.width, dtype=dtype)
         self.grad_mask = None
         if wanted.mask:
-            assert inputs.mask is not None and plan.mask is not None
+            assert inputs.mask is not None
+            assert plan.mask is not None
             self.grad_mask = torch.zeros(inputs.mask.shape, dtype=dtype)
             self.grad_mask_view = plan.by_group(self.grad_mask)
 
@@ -117,7 +118,9 @@ class _Work:
             pass_on = self._add_dot if plan.inputs.weight is None else self._add_additive
             pass_on(grad_scores, flat, tile, rows, keys)
 
-    def _add_dot(self, grad: Tensor, flat: torch.Size, tile: Tile, rows: tuple, keys: tuple) -> None:
+    def _add_dot(
+        self, grad: Tensor, flat: torch.Size, tile: Tile, rows: tuple, keys: tuple
+    ) -> None:
         """Through s = scale q.k; the query's gradient is kept without the scale."""
         plan, block = self.plan, tile.block
         clean_query = self.clean_query[rows].to(plan.dtype) * plan.take_factor(block)
@@ -186,21 +189,20 @@ class _Work:
             grad_weight = self.grad_weight.flatten(1, 2).sum_to_size(inputs.weight.shape)
         if not additive_score:
             self.grad_query.mul_(plan.factor)
-        found = (
-            self.grad_query.flatten(1, 2),
-            self.grad_key,
-            self.grad_value,
-            self.grad_mask,
-            grad_scale,
-            grad_sinks,
-            grad_weight,
-        )
+        assert inputs.value is not None
         return Gradients(
-            *(
-                None if grad is None or tensor is None else grad.to(tensor.dtype)
-                for grad, tensor in zip(found, inputs, strict=False)
-            )
+            query=self.grad_query.flatten(1, 2).to(inputs.query.dtype),
+            key=self.grad_key.to(inputs.key.dtype),
+            value=self.grad_value.to(inputs.value.dtype),
+            mask=_like(self.grad_mask, inputs.mask),
+            head_scale=_like(grad_scale, inputs.head_scale),
+            sinks=_like(grad_sinks, inputs.sinks),
+            weight=_like(grad_weight, inputs.weight),
         )
+
+
+def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    return None if grad is None or tensor is None else grad.to(tensor.dtype)
 
 
 def _add(place: Tensor, values: Tensor) -> None:

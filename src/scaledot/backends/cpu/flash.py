@@ -12,9 +12,7 @@ from scaledot.problem import Settings
 def can_serve_backward(inputs: Inputs, settings: Settings, lse: Tensor) -> bool:
     """Plain or causal, one key head a query head, finite: what torch's kernel gets right."""
     query, key, value = inputs.query, inputs.key, inputs.value
-    causal = settings.right == 0 and (
-        not settings.bottom_right or query.shape[-2] == key.shape[-2]
-    )
+    causal = settings.right == 0 and (not settings.bottom_right or query.shape[-2] == key.shape[-2])
     return (
         value is not None
         and inputs[3:] == (None,) * len(inputs[3:])
@@ -35,10 +33,11 @@ def can_serve_backward(inputs: Inputs, settings: Settings, lse: Tensor) -> bool:
 def backward(
     inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    assert inputs.value is not None
     # The kernel reads last dimensions as contiguous, whatever their stride.
     query, key, value, out, grad_out = (
         tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-        for tensor in (*inputs[:3], out, grad_out)
+        for tensor in (inputs.query, inputs.key, inputs.value, out, grad_out)
     )
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out,

@@ -82,11 +82,9 @@ def _summary(plan: Plan, reach: Reach, rows: Rows) -> tuple[Tensor, Tensor]:
     parts = []
     for index, part in enumerate(plan.slabs):
         span = slice(part.row, part.row_end)
-        own = Rows(*(None if t is None else t[:, :, span] for t in rows))
+        own = Rows._make(None if t is None else t[:, :, span] for t in rows)
         keys = slice(index, index + 1)
-        parts.append(
-            summarise(own, query[:, :, span], norms[:, :, span], rms[keys], entries[keys])
-        )
+        parts.append(summarise(own, query[:, :, span], norms[:, :, span], rms[keys], entries[keys]))
     floats, counts = zip(*parts, strict=True)
     return torch.cat(floats, 1), torch.cat(counts, 1)
 
@@ -240,17 +238,21 @@ class Accumulator:
 
     def finish(self, sums: Sums) -> None:
         """Write acc / row_sum; a row that sees a non-finite value shows it."""
-        plan, block, divisor = self.plan, self.block, sums.row_sum
-        assert self.acc is not None and divisor is not None
+        plan, block, row_sum = self.plan, self.block, sums.row_sum
+        assert self.acc is not None
+        assert row_sum is not None
+        divisor = row_sum
         if plan.inputs.sinks is not None:
             divisor = divisor + (plan.take_sinks(block) - sums.pivot).exp()
         if plan.mask is not None or block.may_be_blind:
-            divisor = divisor.masked_fill(sums.row_sum == 0, 1.0)
+            divisor = divisor.masked_fill(row_sum == 0, 1.0)
         place = self.output.out[block.batch, block.groups, :, block.row : block.row_end]
         acc, divisor = self.acc.view(place.shape), divisor.unsqueeze(-1)
         if self.poison is None:
             torch.div(acc, divisor, out=place)
             return
-        nan, above, below = (part > 0 for part in self.poison.view(*place.shape[:-1], -1).chunk(3, -1))
+        nan, above, below = (
+            part > 0 for part in self.poison.view(*place.shape[:-1], -1).chunk(3, -1)
+        )
         result = (acc / divisor).masked_fill(above, math.inf).masked_fill(below, -math.inf)
         place.copy_(result.masked_fill(nan | (above & below), math.nan))

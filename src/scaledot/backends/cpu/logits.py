@@ -91,7 +91,9 @@ class Plan:
         rows = self.query[block.batch, block.groups, :, block.row : block.row_end].to(self.dtype)
         if self.inputs.weight is None:
             rows = rows * self.take_factor(block)
-        return rows.reshape(rows.shape[0] * rows.shape[1], rows.shape[2] * rows.shape[3], self.width)
+        return rows.reshape(
+            rows.shape[0] * rows.shape[1], rows.shape[2] * rows.shape[3], self.width
+        )
 
     def take_factor(self, block: Block) -> float | Tensor:
         return self.take(self.factor, block) if isinstance(self.factor, Tensor) else self.factor
@@ -222,9 +224,7 @@ class Plan:
                     part.row, part.row_end
                 )
             return counts
-        counts = torch.zeros(
-            self.batch, self.groups, self.repeats, self.queries, dtype=torch.int64
-        )
+        counts = torch.zeros(self.batch, self.groups, self.repeats, self.queries, dtype=torch.int64)
         for block in self.blocks():
             for key in range(block.key, block.key_end, 4096):
                 key_end = min(key + 4096, block.key_end)

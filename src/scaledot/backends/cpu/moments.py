@@ -10,7 +10,6 @@ the rows of a chunk differ (the diagonal's edges) are scored one by one. With a 
 non-finite keys, the moments come from the tiles.
 """
 
-
 import torch
 from torch import Tensor
 
@@ -166,5 +165,3 @@ class TileMoments:
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.count, self.mean, self.m2
-
-

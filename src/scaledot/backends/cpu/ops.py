@@ -211,7 +211,10 @@ class Attend(torch.autograd.Function):
 
 class AttendBackward(torch.autograd.Function):
     setup_context = staticmethod(_keep_nothing)
-    backward = staticmethod(_refuse_second_derivative)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+        return _refuse_second_derivative()
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:

@@ -54,7 +54,10 @@ class Reach:
         rms = torch.zeros(entries_of, plan.groups, dtype=plan.dtype)
         entries = torch.zeros(entries_of, plan.groups, dtype=torch.int64)
         for index, part in enumerate(plan.slabs):
-            batch, keys = slice(part.start, part.stop), slice(part.diagonal.first, part.diagonal.last)
+            batch, keys = (
+                slice(part.start, part.stop),
+                slice(part.diagonal.first, part.diagonal.last),
+            )
             place = slice(index, index + 1) if plan.packed else batch
             rms[place], entries[place] = root_mean_square(
                 plan.inputs.key[batch, :, keys], self.key_norms[batch, :, keys]

@@ -31,12 +31,13 @@ class RowSums:
         """The block's sums in the order of the constants above; None: nothing seen, as at first."""
         place = self.sums[:, block.batch, block.groups, :, block.row : block.row_end]
         asked = fields[: place.shape[0]]
-        if any(values is None for values in asked):
-            for part, values in zip(place, asked, strict=True):
-                if values is not None:
-                    part.copy_(values)
-        else:
-            torch.stack(asked, out=place)
+        present = [values for values in asked if values is not None]
+        if len(present) == len(asked):
+            torch.stack(present, out=place)
+            return
+        for part, values in zip(place, asked, strict=True):
+            if values is not None:
+                part.copy_(values)
 
     def _pivot(self) -> Tensor | float:
         if self.reach.pivot_free:

@@ -141,7 +141,7 @@ def run(
         scratch = torch.empty(threads, size, dtype=torch.float32)
         call.scratch = scratch.data_ptr()
         kernel.run(team(), threads, ctypes.addressof(call))
-    if out is not None and place is not out:
+    if out is not None and place is not None and place is not out:
         out.copy_(place)
     return found
 
@@ -196,5 +196,3 @@ def built() -> list[str]:
     """The builds that are installed, for reports."""
     folder = pathlib.Path(__file__).parent
     return sorted(path.name for path in folder.glob("kernel-*.so"))
-
-
