@@ -124,7 +124,9 @@ def test_vitals_of_a_batch_are_the_merge_of_its_entries(entries):
     rows = entries[0][1]
     entries = [(seed, (kinds * 5)[: len(rows)], n, False) for seed, kinds, n, _ in entries]
     entries = [entry for entry in entries if len(entry[1]) == len(rows)]
-    query, key, lengths = (torch.cat(parts) for parts in zip(*map(tensors_of, entries), strict=True))
+    query, key, lengths = (
+        torch.cat(parts) for parts in zip(*map(tensors_of, entries), strict=True)
+    )
     whole = scaledot.vitals(query, key, key_lengths=lengths)
     assert whole.shape == (len(entries), HEADS)
     parts = [vitals_of(entry) for entry in entries]
@@ -146,7 +148,8 @@ def test_vitals_of_rows_are_the_merge_of_both_halves(batch, cut):
     assert torch.equal(merged.k_entries, 2 * whole.k_entries)
     blank = torch.zeros_like(whole.k_entries)
     assert_same(
-        Vitals(**{**vars(merged), "k_entries": blank}), Vitals(**{**vars(whole), "k_entries": blank})
+        Vitals(**{**vars(merged), "k_entries": blank}),
+        Vitals(**{**vars(whole), "k_entries": blank}),
     )
 
 
@@ -197,7 +200,9 @@ def test_over_batch_leaves_heads(lead):
 def test_over_batch_of_no_batch_is_empty_and_of_no_heads_has_none():
     none = scaledot.vitals(torch.randn(0, 3, 5, WIDTH), torch.randn(0, 3, 5, WIDTH)).over_batch()
     assert_identical(none, Vitals.empty((3,)))
-    assert scaledot.vitals(torch.randn(2, 0, 5, 3), torch.randn(2, 0, 5, 3)).over_batch().shape == (0,)
+    assert scaledot.vitals(torch.randn(2, 0, 5, 3), torch.randn(2, 0, 5, 3)).over_batch().shape == (
+        0,
+    )
 
 
 @pytest.fixture

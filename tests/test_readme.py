@@ -45,7 +45,9 @@ def named_paths() -> list[str]:
     prose = FENCE.sub("", text())
     inline = [word for word in re.findall(r"`([^`\s]+)`", prose) if FILE.fullmatch(word)]
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose)]
-    local = [link for link in links if link and "://" not in link and not link.startswith("mailto:")]
+    local = [
+        link for link in links if link and "://" not in link and not link.startswith("mailto:")
+    ]
     trees = [path for block in fences("", "text") for path in paths_of_tree(block)]
     return sorted({*inline, *local, *trees})
 

@@ -43,7 +43,8 @@ def attention(
     is_causal: row i sees keys up to the diagonal, which starts at (0, 0), or ends at the last key
     with causal_align="bottom_right". window=(left, right): keys seen on each side of that diagonal.
     softcap: scores are bent to softcap * tanh(score / softcap). sinks [heads]: the logit of one
-    more outcome that takes probability and gives nothing. key_lengths [batch]: keys past it are hidden.
+    more outcome that takes probability and gives nothing. key_lengths [batch]: keys past it are
+    hidden.
     A row that may see no key comes out as zeros. backend: force one by name, or raise.
     """
     query, key, value = _autocast(query, key, value)

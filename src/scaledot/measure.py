@@ -379,8 +379,8 @@ class RowState:
     """A row's softmax over a block of keys, in a form that merges with other blocks' exactly.
 
     With m = max: sum_exp = sum e^(z-m), sum_exp_logit = sum e^(z-m) (z-m) and sum_exp2 =
-    sum e^(2(z-m)); count, mean and m2 describe the logits themselves. Everything is counted from the maximum, so
-    logits of 1e4 lose nothing. Shapes: one value a row.
+    sum e^(2(z-m)); count, mean and m2 describe the logits themselves. Everything is counted from
+    the maximum, so logits of 1e4 lose nothing. Shapes: one value a row.
     """
 
     max: Tensor
