@@ -60,7 +60,8 @@ def picture() -> str:
         "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 860 410' role='img' "
         "aria-label='Attention weights and vital signs without and with the division by the "
         "square root of d_k'>"
-        f"<style>{style}</style><rect width='860' height='410' fill='white'/>{''.join(body)}</svg>\n"
+        f"<style>{style}</style><rect width='860' height='410' fill='white'/>"
+        f"{''.join(body)}</svg>\n"
     )
 
 

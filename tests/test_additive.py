@@ -14,6 +14,11 @@ from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS
 HEADS = 2
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20_17)
+
+
 def tensors(queries=7, keys=13, width=5, value_width=3, dtype=torch.float64, grad=False):
     """query, key, value, weight (one a head)."""
     shapes = [(2, HEADS, queries, width), (2, HEADS, keys, width), (2, HEADS, keys, value_width)]

@@ -19,6 +19,12 @@ from scaledot.measure import BANDS, COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, RowS
 HEADS, KEYS, WIDTH = 2, 7, 3
 laws = settings(deadline=None, derandomize=True, max_examples=60)
 
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20_17)
+
+
 # --- Vitals --------------------------------------------------------------------------------------
 
 KINDS = {

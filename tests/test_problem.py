@@ -6,6 +6,11 @@ import torch
 from scaledot.problem import Problem, Settings, describe
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20_17)
+
+
 def normal(*shape):
     return torch.randn(*shape)
 

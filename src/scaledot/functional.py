@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from scaledot import backends
+from scaledot.backends import torch_sdpa
 from scaledot.measure import Vitals, vitals_from
 from scaledot.problem import Problem, describe
 
@@ -47,6 +48,14 @@ def attention(
     hidden.
     A row that may see no key comes out as zeros. backend: force one by name, or raise.
     """
+    if (
+        attn_mask is scale is window is softcap is sinks is key_lengths is backend is None
+        and dropout_p == 0.0
+        and causal_align == "top_left"
+    ):
+        out = torch_sdpa.straight(query, key, value, bool(is_causal))
+        if out is not None:
+            return out
     query, key, value = _autocast(query, key, value)
     problem = describe(
         query,

@@ -11,6 +11,11 @@ from scaledot import backends
 HEADS = 3
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20_17)
+
+
 def tensors(queries=17, keys=17, width=8, value_width=8):
     shape = (2, HEADS)
     return (
@@ -102,13 +107,30 @@ def test_cpu_serves_scores_alone():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", [0, 1, 2], ids=["query", "key", "value"])
-def test_numbers_that_are_not_finite_reroute_a_causal_call(bad, where):
-    call = tensors()
-    call[where][1, 2, 3, 4] = bad
+@pytest.mark.parametrize(
+    ("where", "keys", "grad"),
+    [("value", 17, False), ("query", 15, False), ("key", 15, False), ("query", 17, True)],
+)
+def test_numbers_that_are_not_finite_reroute_a_causal_call(bad, where, keys, grad):
+    """Values always; queries and keys where torch's kernel or its backward mishandles them."""
+    call = tensors(keys, keys)
+    call[("query", "key", "value").index(where)][1, 2, 3, 4] = bad
+    call[0].requires_grad_(grad)
     choice = scaledot.backend_for(*call, is_causal=True)
     assert choice.backend == "cpu"
     assert "NaN or inf" in choice.refused["torch"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_numbers_that_are_not_finite_show_alike_whoever_serves(bad, where, is_causal):
+    for keys in (5, 15, 16, 17, 31, 63, 64, 65, 129, 513, 769):
+        call = tensors(keys, keys)
+        call[where][1, 2, keys // 2, 4] = bad
+        served = scaledot.attention(*call, is_causal=is_causal)
+        ours = scaledot.attention(*call, is_causal=is_causal, backend="cpu")
+        assert torch.equal(served.isfinite(), ours.isfinite()), f"{keys} keys"
 
 
 def test_nan_query_over_few_keys_reroutes_and_shows():
@@ -144,9 +166,9 @@ def test_backends_agree_where_both_serve(keys, is_causal):
 
 
 def test_forced_backend_that_cannot_serve_raises_with_its_reason():
-    with pytest.raises(ValueError, match="backend='torch' cannot serve this call: .*softcap"):
+    with pytest.raises(ValueError, match=r"backend='torch' cannot serve this call: .*softcap"):
         scaledot.attention(*tensors(), softcap=5.0, backend="torch")
-    with pytest.raises(ValueError, match="backend='torch' cannot serve this call: .*vitals"):
+    with pytest.raises(ValueError, match=r"backend='torch' cannot serve this call: .*vitals"):
         scaledot.backend_for(*tensors(), vitals=True, backend="torch")
 
 
@@ -170,5 +192,5 @@ def test_choice_prints_who_serves_and_who_does_not():
 
 def test_call_that_nobody_serves_gives_every_reason(monkeypatch):
     monkeypatch.setattr(backends, "TABLE", backends.TABLE[:1])
-    with pytest.raises(ValueError, match="no backend serves this call: torch: .*softcap"):
+    with pytest.raises(ValueError, match=r"no backend serves this call: torch: .*softcap"):
         scaledot.attention(*tensors(), softcap=5.0)

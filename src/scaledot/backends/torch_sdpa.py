@@ -56,6 +56,37 @@ def refuses(problem: Problem) -> str | None:
     return _data_reason(query, key, value, settings.right is not None)
 
 
+def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor | None:
+    """The call that most calls are, without a record of it; None: go the long way.
+
+    A record, its checks and the choice of a backend cost more than torch's kernel on tiny tensors.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or type(query) is not Tensor
+        or type(key) is not Tensor
+        or type(value) is not Tensor
+    ):
+        return None
+    shape, key_shape = query.shape, key.shape
+    if (
+        len(shape) != 4
+        or key_shape != value.shape
+        or shape[:2] != key_shape[:2]
+        or shape[3] != key_shape[3]
+        or 0 in shape
+        or not key_shape[2]
+        or not (query.dtype == key.dtype == value.dtype and query.is_floating_point())
+        or not (query.is_cpu and key.is_cpu and value.is_cpu)
+        or not (query.stride(3) == key.stride(3) == value.stride(3) == 1)
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._are_functorch_transforms_active()
+        or _data_reason(query, key, value, causal) is not None
+    ):
+        return None
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+
 def attend(problem: Problem) -> Result:
     causal = problem.settings.right is not None
     scale = problem.settings.scale
