@@ -380,10 +380,11 @@ class Choice(NamedTuple):
     """Which backend serves a call, and why each other does not."""
 
     backend: str
+    how: str
     refused: dict[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{self.backend} serves this call"]
+        lines = [f"{self.backend} serves this call: {self.how}"]
         lines += [f"{name} does not: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
 
@@ -408,10 +409,8 @@ def backend_for(
     served = backends.choose(problem, asked)
     reasons = backends.explain(problem)
     others = {name: reason for name, reason in reasons.items() if name != served.name}
-    return Choice(
-        served.name,
-        {name: reason or "it comes later in the table" for name, reason in others.items()},
-    )
+    refused = {name: reason or "it comes later in the table" for name, reason in others.items()}
+    return Choice(served.name, served.how(problem), refused)
 
 
 def _with_vitals(problem: Problem, backend: str | None) -> tuple[Tensor, Vitals]:

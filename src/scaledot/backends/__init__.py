@@ -1,7 +1,7 @@
 """The table of backends, fastest first, and who serves a problem.
 
-A backend is a module with a `name`, `refuses(problem) -> reason | None` and `attend(problem)`. One
-that is asked for by name never falls back silently.
+A backend is a module with a `name`, `refuses(problem) -> reason | None`, `how(problem) -> words`,
+and `attend(problem) -> Result`. One that is asked for by name never falls back silently.
 """
 
 from types import ModuleType
@@ -30,6 +30,6 @@ def choose(problem: Problem, asked: str | None = None) -> ModuleType:
     raise ValueError(f"backend={asked!r} does not exist; use one of {names}")
 
 
-def explain(problem: Problem, asked: str | None = None) -> dict[str, str | None]:
+def explain(problem: Problem) -> dict[str, str | None]:
     """For each backend: None if it can serve the problem, else why not."""
     return {backend.name: backend.refuses(problem) for backend in TABLE}

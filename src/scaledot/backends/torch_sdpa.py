@@ -56,6 +56,10 @@ def refuses(problem: Problem) -> str | None:
     return _data_reason(query, key, value, settings.right is not None)
 
 
+def how(problem: Problem) -> str:
+    return "torch.nn.functional.scaled_dot_product_attention"
+
+
 def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor | None:
     """The call that most calls are, without a record of it; None: go the long way.
 

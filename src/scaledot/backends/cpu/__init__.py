@@ -2,7 +2,7 @@
 
 import torch
 
-from scaledot.backends.cpu import ops
+from scaledot.backends.cpu import native, ops
 from scaledot.backends.cpu.logits import Inputs
 from scaledot.measure import Result
 from scaledot.problem import Problem
@@ -15,6 +15,14 @@ def refuses(problem: Problem) -> str | None:
     if problem.query.device.type not in ("cpu", "meta"):
         return f"the tensors are on {problem.query.device}, not on a CPU"
     return None
+
+
+def how(problem: Problem) -> str:
+    """Which of its two engines serves a call of finite numbers."""
+    reason = native.refuses(problem, problem.settings)
+    if reason is None:
+        return "one compiled pass"
+    return f"tiles of torch operators: {reason}"
 
 
 def attend(problem: Problem) -> Result:

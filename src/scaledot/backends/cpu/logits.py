@@ -116,10 +116,11 @@ class Plan:
         """Blocks of the same shape and place relative to the diagonal share their edges."""
         shift = block.row + block.diagonal.offset
         where = (shift - key, block.row_end - block.row, key_end - key, block.diagonal.left)
-        ends = (block.diagonal.right, block.diagonal.high(block.row) - key)
-        if (where, ends) not in self.fringes:
-            self.fringes[where, ends] = fringe(block, key, key_end)
-        return self.fringes[where, ends]
+        low, high = block.diagonal.low(block.row_end - 1), block.diagonal.high(block.row)
+        place = (*where, block.diagonal.right, low - key, high - key)
+        if place not in self.fringes:
+            self.fringes[place] = fringe(block, key, key_end)
+        return self.fringes[place]
 
     def scores_of(self, query: Tensor, tile: "Tile") -> Tensor:
         """scale * q.k of a tile [batch, groups, repeats, rows, keys], in a buffer used again."""

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scaledot.backends.cpu.logits import Plan
+from scaledot.backends.cpu.logits import Inputs, Plan
 from scaledot.backends.cpu.tiles import Slab
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.problem import Problem, Settings
 
 PANEL = 64  # keys of a packed panel, as in kernel.cpp
 ROWS = 96  # rows of a unit of work, as there
@@ -69,24 +70,23 @@ def team() -> int | None:
         return None
 
 
-def can_serve(plan: Plan) -> bool:
-    """Dot scores without mask, cap, sink or dropout; the caller vouches for finite numbers."""
-    inputs, settings = plan.inputs, plan.settings
-    return (
-        library() is not None
-        and plan.dtype == torch.float32
-        and inputs.mask is None
-        and inputs.weight is None
-        and inputs.sinks is None
-        and not settings.softcap
-        and not settings.dropout_p
-        and 0 not in inputs.query.shape
-        and 0 not in inputs.key.shape
-    )
+def refuses(call: Inputs | Problem, settings: Settings) -> str | None:
+    """Why the kernel cannot serve a call of finite numbers, None when it can."""
+    if library() is None:
+        return "the compiled kernel is not installed: install from source with a C++ compiler"
+    if call.query.dtype == torch.float64:
+        return "the compiled kernel computes in float32"
+    if call.mask is not None or settings.softcap or settings.dropout_p or call.sinks is not None:
+        return "the compiled kernel has no mask tensor, softcap, dropout or sinks"
+    if call.weight is not None:
+        return "the compiled kernel has no additive score"
+    if 0 in call.query.shape or 0 in call.key.shape:
+        return "an empty tensor"
+    return None
 
 
 class Measured(NamedTuple):
-    """What the kernel found besides the output; the second line only if statistics were asked."""
+    """What the kernel found besides the output; zeros where no statistics were asked for."""
 
     moments: Tensor  # [2, B, H, Q] float64: mean and squared deviations of each row's logits
     floats: Tensor  # [F, entries, H]
@@ -190,9 +190,3 @@ def _describe(
     call.statistics, call.key_count = int(sums.shape[0] > 2), plan.keys
     call.moments, call.floats, call.counts = (tensor.data_ptr() for tensor in found)
     return call
-
-
-def built() -> list[str]:
-    """The builds that are installed, for reports."""
-    folder = pathlib.Path(__file__).parent
-    return sorted(path.name for path in folder.glob("kernel-*.so"))
