@@ -136,7 +136,7 @@ class Vitals:
 
     def over_batch(self) -> "Vitals":
         """Merged over every leading dimension but the last: [heads]."""
-        merged = self._map(lambda t: t.reshape(-1, t.shape[-1]) if t.dim() > 1 else t)
+        merged = self._map(lambda t: t.flatten(0, -2) if t.dim() > 1 else t)
         if merged.max_logit.dim() < 2:
             return merged
         if merged.shape[0] == 0:
@@ -441,6 +441,8 @@ class RowState:
         count = self.count + other.count
         share = other.count.to(self.mean.dtype) / count.clamp(min=1)
         delta = other.mean - self.mean
+        both = (self.count > 0) & (other.count > 0)
+        between = torch.where(both, delta * delta * share * self.count, 0.0)
         return RowState(
             row_max,
             one[0] + two[0],
@@ -448,7 +450,7 @@ class RowState:
             one[2] + two[2],
             count,
             torch.where(self.count == 0, other.mean, self.mean + delta * share),
-            self.m2 + other.m2 + delta * delta * share * self.count,
+            self.m2 + other.m2 + between,
         )
 
     def _seen_from(self, row_max: Tensor) -> tuple[Tensor, Tensor, Tensor]:
