@@ -42,7 +42,7 @@ def forward(
     plan = Plan(inputs, settings)
     reach = Reach(plan)
     output = None if out is None else Output(plan, out)
-    clean = reach.hidden_as > -math.inf and (output is None or output.broken is None)
+    clean = reach.moderate and (output is None or output.broken is None)
     if clean and native.refuses(inputs, settings) is None:
         return _compiled(plan, reach, out, wants_vitals, per_row)
     rows = RowSums(plan, reach, wants_vitals)
