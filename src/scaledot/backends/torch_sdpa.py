@@ -108,11 +108,15 @@ def _is_plain_causal(problem: Problem) -> bool:
 def _data_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str | None:
     """Some errors depend on the data: look at no more of it than the error needs."""
     short = key.shape[-2] < VECTOR_KEYS
-    total = query.sum().item() if short else 0.0
-    if causal:
-        total += value.sum().item()
-        if short or (torch.is_grad_enabled() and _needs_gradient(query, key, value)):
-            total += key.sum().item() + (0.0 if short else query.sum().item())
+    if not causal:
+        total = query.sum().item() if short else 0.0
+    elif short or (torch.is_grad_enabled() and _needs_gradient(query, key, value)):
+        if query.shape == key.shape == value.shape:  # one look at all three
+            total = torch.addcmul(value, query, key).sum().item()
+        else:
+            total = query.sum().item() + key.sum().item() + value.sum().item()
+    else:
+        total = value.sum().item()
     if -math.inf < total < math.inf:
         return None
     return "NaN or inf in the inputs: its kernel would hide or spread it"

@@ -67,7 +67,7 @@ class Reach:
 
 def _norms(rows: Tensor) -> Tensor:
     """|x| of each row; in float64 where squares would be too small for the compute type."""
-    norms = torch.linalg.vector_norm(rows, dim=-1)
+    norms = torch.linalg.vector_norm(rows, dim=-1).contiguous()
     if norms.numel() and norms.amax().item() < 1e-15:
         norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).to(rows.dtype)
     return norms
