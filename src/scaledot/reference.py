@@ -156,7 +156,8 @@ def _measure(
     finite = (torch.isfinite(logits) & torch.isfinite(outcomes[..., :-1])) | ~allowed
     broken = ~finite.all(-1) & (count > 0)
     if problem.sinks is not None:
-        broken |= ~torch.isfinite(outcomes[..., -1]) & (count > 0)
+        # A sink of -inf is a sink that nobody falls into.
+        broken |= ~(outcomes[..., -1] < math.inf) & (count > 0)
     counted = (count > 0) & ~broken
     number = counted.sum(-1)
 

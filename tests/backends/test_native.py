@@ -219,6 +219,35 @@ def test_agrees_at_every_scale(served, scale, is_causal):
 
 
 @needs_kernel
+@pytest.mark.parametrize(
+    "shape",
+    [(600,), (97, 1), (97, 600), (2, 1, 97, 600), (3, 97, 600), (2, 3, 1, 600), (1, 3, 97, 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("scale", [None, "log_n"])
+def test_agrees_under_a_bool_mask(served, shape, is_causal, scale):
+    """Some rows see nothing: the mask leaves few keys, or hides a row as a whole."""
+    call = tensors(97, 600, 8, 5, heads=3, batch=2)
+    mask = torch.rand(shape) > 0.8
+    assert_agree(served, call, attn_mask=mask, is_causal=is_causal, scale=scale)
+    strided = (torch.rand(*shape, 2) > 0.5)[..., 0]
+    assert_agree(served, call, attn_mask=strided, is_causal=is_causal, scale=scale)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "sinks", [[0.0, 1.5, -2.0], [50.0, -50.0, 300.0], [-math.inf, 0.0, 3.0]], ids=str
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_agrees_with_learned_sinks(served, sinks, is_causal):
+    call = tensors(97, 600, 8, 5, heads=3, batch=2)
+    assert_agree(served, call, sinks=torch.tensor(sinks), is_causal=is_causal)
+    mask = torch.rand(97, 600) > 0.9
+    assert_agree(served, call, sinks=torch.tensor(sinks), attn_mask=mask, is_causal=is_causal)
+
+
+@needs_kernel
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_agrees_on_sixteen_bit_inputs(served, dtype, is_causal):
@@ -459,7 +488,7 @@ def test_fields_of_a_call_are_those_of_the_source():
     code = re.sub(r"\bint64_t \w+\(.*?\{.*?\}", "", code, flags=re.DOTALL)  # methods
     found = []
     for statement in code.split(";"):
-        words = re.fullmatch(r"\s*(?:const )?(float|double|int64_t)\b(.*)", statement, re.DOTALL)
+        words = re.fullmatch(r"\s*(?:const )?(float|double|u?int\d+_t)\b(.*)", statement, re.DOTALL)
         if words is None:
             assert not statement.strip(), f"not understood: {statement}"
             continue
@@ -482,9 +511,8 @@ def test_block_sizes_are_those_of_the_source():
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"attn_mask": torch.ones(129, dtype=torch.bool)},
+        {"attn_mask": torch.zeros(129)},
         {"softcap": 5.0},
-        {"sinks": torch.zeros(2)},
         {"dropout_p": 0.1},
     ],
     ids=lambda keywords: next(iter(keywords)),

@@ -45,7 +45,9 @@ def forward(
     clean = reach.moderate and (output is None or output.broken is None)
     if clean and native.refuses(inputs, settings) is None:
         return _compiled(plan, reach, out, wants_vitals, per_row)
-    rows = RowSums(plan, reach, wants_vitals)
+    # Whether the largest logit is another thing than the largest argument of the softmax.
+    apart = plan.mask is not None or inputs.weight is not None or bool(settings.softcap)
+    rows = RowSums(plan, reach, wants_vitals, apart)
     moments = None
     if wants_vitals and not reach.gram:
         moments = TileMoments(plan, wide=not reach.moderate)
@@ -63,14 +65,15 @@ def _compiled(
 ) -> Forward:
     """The same in one compiled pass, which keeps its own pivot."""
     reach.pivot_free = False
-    rows = RowSums(plan, reach, wants_vitals)
+    rows = RowSums(plan, reach, wants_vitals, apart=False)
     sums = rows.sums.flatten(2, 3)
     found = native.run(plan, out, sums, reach.query_norms, reach.key_norms)
     if not wants_vitals:
         return Forward(rows.lse())
     stacked = None
     if per_row:
-        stacked = stack_rows(rows.measured(plan.all_counts(), *found.moments))
+        seen = plan.all_counts() if plan.mask is None else found.seen
+        stacked = stack_rows(rows.measured(seen, *found.moments))
     return Forward(rows.lse(), found.floats, found.counts, stacked)
 
 

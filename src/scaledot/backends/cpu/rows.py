@@ -16,11 +16,9 @@ ROW_MAX, ROW_SUM, WEIGHTED, SQUARES, FIRST, MAX_LOGIT = range(6)
 class RowSums:
     """Tensors [B, G, repeats, Q]; rows that no block visits see no key and keep their start."""
 
-    def __init__(self, plan: Plan, reach: Reach, wants_vitals: bool) -> None:
+    def __init__(self, plan: Plan, reach: Reach, wants_vitals: bool, apart: bool) -> None:
         self.plan, self.reach, self.wants_vitals = plan, reach, wants_vitals
-        # Whether the largest logit is another thing than the largest argument of the softmax.
-        self.apart = wants_vitals and (plan.mask is not None or bool(plan.settings.softcap))
-        self.apart |= wants_vitals and plan.inputs.weight is not None
+        self.apart = wants_vitals and apart  # the largest logit is kept apart from the row_max
         fields = (MAX_LOGIT + 1 if self.apart else FIRST + 1) if wants_vitals else ROW_SUM + 1
         shape = (fields, plan.batch, plan.groups, plan.repeats, plan.queries)
         self.sums = torch.zeros(shape, dtype=plan.dtype)

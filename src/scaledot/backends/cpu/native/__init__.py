@@ -41,7 +41,9 @@ class Call(ctypes.Structure):
         ("statistics", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("query_norms", "key_norms", "floats", "counts")),
         *((name, ctypes.c_int64) for name in ("entries", "entry", "key_count")),
-        ("scratch", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        *((f"mask_{name}", ctypes.c_int64) for name in ("batch", "head", "row", "key")),
+        *((name, ctypes.c_void_p) for name in ("seen", "sinks", "scratch")),
         *((name, ctypes.c_int64) for name in ("tickets", "counter")),
     )
 
@@ -76,8 +78,10 @@ def refuses(call: Inputs | Problem, settings: Settings) -> str | None:
         return "the compiled kernel is not installed: install from source with a C++ compiler"
     if call.query.dtype == torch.float64:
         return "the compiled kernel computes in float32"
-    if call.mask is not None or settings.softcap or settings.dropout_p or call.sinks is not None:
-        return "the compiled kernel has no mask tensor, softcap, dropout or sinks"
+    if call.mask is not None and call.mask.dtype != torch.bool:
+        return "the compiled kernel has no float mask"
+    if settings.softcap or settings.dropout_p:
+        return "the compiled kernel has no softcap and no dropout"
     if call.weight is not None:
         return "the compiled kernel has no additive score"
     if 0 in call.query.shape or 0 in call.key.shape:
@@ -89,6 +93,7 @@ class Measured(NamedTuple):
     """What the kernel found besides the output; zeros where no statistics were asked for."""
 
     moments: Tensor  # [2, B, H, Q] float64: mean and squared deviations of each row's logits
+    seen: Tensor  # [B, H, Q]: visible keys of each row, where there is a mask
     floats: Tensor  # [F, entries, H]
     counts: Tensor  # [C, entries, H]
 
@@ -112,6 +117,7 @@ def run(
     statistics = sums.shape[0] > 2
     found = Measured(
         torch.zeros(2 if statistics else 0, *shape, dtype=torch.float64),
+        torch.zeros(shape if plan.mask is not None else (0,), dtype=torch.int64),
         torch.zeros(len(FLOAT_FIELDS), entries, plan.heads, dtype=torch.float32),
         torch.zeros(len(COUNT_FIELDS), entries, plan.heads, dtype=torch.int64),
     )
@@ -127,6 +133,7 @@ def run(
         factor.copy_(plan.factor.squeeze(-1))
     else:
         factor.fill_(plan.factor)
+    sinks = _sinks(plan)
     place = out
     if out is not None and (out.dtype != torch.float32 or out.stride(-1) != 1):
         place = torch.zeros(out.shape, dtype=torch.float32)
@@ -134,6 +141,7 @@ def run(
         call = _describe(plan, part, query, keys, value, factor, place, sums, found)
         call.query_norms, call.key_norms = query_norms.data_ptr(), key_norms.data_ptr()
         call.panels, call.entries = panels, entries
+        call.sinks = None if sinks is None else sinks.data_ptr()
         call.entry = index if plan.packed else part.start
         units = math.ceil((part.row_end - part.row) / ROWS) * plan.heads * (part.stop - part.start)
         threads = max(min(torch.get_num_threads(), units), 1)
@@ -162,6 +170,12 @@ def _pad_values(plan: Plan, panels: int) -> Tensor:
     return (F.pad(value, (0, spare, 0, missing)) if missing or spare else value).contiguous()
 
 
+def _sinks(plan: Plan) -> Tensor | None:
+    """One a head of each batch entry, [B, H]."""
+    sinks = plan.inputs.sinks
+    return None if sinks is None else sinks.float().expand(plan.batch, plan.heads).contiguous()
+
+
 def _describe(
     plan: Plan,
     part: Slab,
@@ -188,5 +202,12 @@ def _describe(
     call.left = -1 if left is None else left
     call.right = -1 if right is None else right
     call.statistics, call.key_count = int(sums.shape[0] > 2), plan.keys
-    call.moments, call.floats, call.counts = (tensor.data_ptr() for tensor in found)
+    call.moments, call.seen, call.floats, call.counts = (tensor.data_ptr() for tensor in found)
+    mask = plan.inputs.mask
+    if mask is not None:
+        strides = [
+            0 if size == 1 else step for size, step in zip(mask.shape, mask.stride(), strict=True)
+        ]
+        call.mask = mask.data_ptr()
+        call.mask_batch, call.mask_head, call.mask_row, call.mask_key = strides
     return call

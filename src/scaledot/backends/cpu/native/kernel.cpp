@@ -214,6 +214,10 @@ struct Call {
   float *floats;                                 // [13, entries, H]
   int64_t *counts;                               // [6, entries, H]
   int64_t entries, entry, key_count;             // this slab's first entry; K
+  const uint8_t* mask;                           // bool, true: may be seen; null: no mask
+  int64_t mask_batch, mask_head, mask_row, mask_key;  // its strides, 0 where it is broadcast
+  int64_t* seen;                                 // [B, H, Q]: visible keys of each row, with a mask
+  const float* sinks;                            // [B, H]: logit of one more outcome; null: none
   float* scratch;                                // [threads, scratch_size]
   int64_t tickets, counter;                      // threads that have come, units taken
 
@@ -233,14 +237,23 @@ static void summarise(void* data) {
     const int64_t batch = c.start + unit / c.heads, head = unit % c.heads;
     const int64_t base = (batch * c.heads + head) * c.queries;
     Moments logits{};
-    double top = -INFINITY, variance = 0, entropy = 0, ratio = 0, squares = 0, top_p = 0, sink = 0, query = 0;
+    double top = -INFINITY, variance = 0, entropy = 0, ratio = 0, squares = 0, top_p = 0, sink = 0, sunk = 0;
+    double query = 0;
     int64_t rows = 0, nonfinite = 0, several = 0, saturated = 0;
     for (int64_t row = c.row; row < c.row_end; ++row) {
-      const int64_t seen = c.high(row) - c.low(row), i = base + row;
+      const int64_t i = base + row, seen = c.mask ? c.seen[i] : c.high(row) - c.low(row);
       if (seen <= 0) continue;
-      const double sum = c.sums[plane + i], log_sum = std::log(sum), n = static_cast<double>(seen);
-      double own = log_sum - c.sums[2 * plane + i] / sum;
-      if (!std::isfinite(c.sums[i] + own)) {
+      const double keys_sum = c.sums[plane + i], n = static_cast<double>(seen);
+      double own = std::log(keys_sum) - c.sums[2 * plane + i] / keys_sum, share = 1, off = 0;
+      if (c.sinks) {  // one more outcome: the keys keep `share` of the probability
+        const double logit = c.sinks[batch * c.heads + head] - static_cast<double>(c.sums[i]);
+        const double gap = logit - std::log(keys_sum);  // ln(off / share)
+        share = 1 / (1 + std::exp(gap));
+        off = 1 / (1 + std::exp(-gap));
+        own = share * own + (share > 0 ? -share * std::log(share) : 0) + (off > 0 ? -off * std::log(off) : 0);
+      }
+      const double sum = keys_sum / share;
+      if (!std::isfinite(c.sums[i] + own) || (c.sinks && !(c.sinks[batch * c.heads + head] < INFINITY))) {
         ++nonfinite;
         continue;
       }
@@ -250,11 +263,13 @@ static void summarise(void* data) {
       logits.merge(n, c.moments[i], c.moments[plane + i]);
       variance += c.moments[plane + i] / n;
       entropy += own;
-      if (seen > 1) {
+      const int64_t outcomes = seen + (c.sinks ? 1 : 0);
+      if (outcomes > 1) {
         ++several;
-        ratio += own / std::log(n);
+        ratio += own / std::log(static_cast<double>(outcomes));
       }
-      squares += c.sums[3 * plane + i] / (sum * sum);
+      squares += c.sums[3 * plane + i] / (sum * sum) + off * off;
+      sunk += off;
       top_p += 1 / sum;  // the pivot is the largest score
       saturated += 1 / sum > 0.99;
       const double at_first = c.sums[4 * plane + i];
@@ -264,19 +279,19 @@ static void summarise(void* data) {
     double key = 0;
     const int64_t group = batch * c.groups + head / (c.heads / c.groups);
     for (int64_t j = c.first; j < c.last; ++j) key += square(c.key_norms[group * c.key_count + j]);
-    const double share = rows ? 1.0 / rows : 0.0, keys = static_cast<double>((c.last - c.first) * c.width);
+    const double one = rows ? 1.0 / rows : 0.0, keys = static_cast<double>((c.last - c.first) * c.width);
     const double floats[] = {top,
                              logits.mean,
                              logits.count ? std::sqrt(logits.m2 / logits.count) : 0.0,
-                             std::sqrt(variance * share),
-                             entropy * share,
+                             std::sqrt(variance * one),
+                             entropy * one,
                              several ? ratio / several : 0.0,
-                             squares * share,
-                             top_p * share,
-                             saturated * share,
-                             sink * share,
-                             0.0,
-                             std::sqrt(query * share / c.width),
+                             squares * one,
+                             top_p * one,
+                             saturated * one,
+                             sink * one,
+                             sunk * one,
+                             std::sqrt(query * one / c.width),
                              keys > 0 ? std::sqrt(key / keys) : 0.0};
     const int64_t counts[] = {rows,    static_cast<int64_t>(logits.count), nonfinite,
                               several, rows * c.width,                     (c.last - c.first) * c.width};
@@ -301,6 +316,7 @@ static void attend(void* data) {
   float* top = acc + ROWS * c.value_room;     // one value a row from here on
   float *sum = top + ROWS, *weighted = sum + ROWS, *squares = weighted + ROWS, *at_first = squares + ROWS;
   Moments spreads[ROWS];
+  int64_t seen[ROWS];  // visible keys, counted where there is a mask
   const int64_t entries = c.stop - c.start;
   const int64_t pieces = (c.row_end - c.row + ROWS - 1) / ROWS;
   const int64_t units = pieces * entries * c.heads;
@@ -326,6 +342,7 @@ static void attend(void* data) {
       at_first[i] = LOWEST;
       sum[i] = weighted[i] = squares[i] = 0.0f;
       spreads[i] = Moments{};
+      seen[i] = 0;
     }
     std::memset(acc, 0, sizeof(float) * count * room);
 
@@ -340,8 +357,17 @@ static void attend(void* data) {
         const int64_t from = clamp(c.low(begin + i) - key, 0, tile), to = clamp(c.high(begin + i) - key, 0, tile);
         for (int64_t j = 0; j < from; ++j) row[j] = LOWEST;
         for (int64_t j = to < from ? from : to; j < tile; ++j) row[j] = LOWEST;
+        int64_t visible = to > from ? to - from : 0;
+        if (c.mask) {
+          const uint8_t* mask = c.mask + batch * c.mask_batch + head * c.mask_head + (begin + i) * c.mask_row;
+          for (int64_t j = from; j < to; ++j)
+            if (!mask[(key + j) * c.mask_key]) {
+              row[j] = LOWEST;
+              --visible;
+            }
+          seen[i] += visible;
+        }
         if (c.first >= key && c.first < key + tile) at_first[i] = row[c.first - key];
-        const int64_t visible = to > from ? to - from : 0;
         const bool hides = visible < tile;
         float highest, mean;
         hides ? survey<true>(row, tile, visible, &highest, &mean)
@@ -396,8 +422,11 @@ static void attend(void* data) {
         moments[i] = spreads[i].mean;
         moments[plane + i] = spreads[i].m2;
       }
+      if (c.mask) c.seen[(batch * c.heads + head) * c.queries + begin + i] = seen[i];
       if (!values) continue;
-      const float divisor = sum[i] == 0.0f ? 1.0f : sum[i];
+      // A sink far above every score makes the divisor infinite, and the output 0.
+      const float sink = c.sinks ? std::exp(c.sinks[batch * c.heads + head] - top[i]) : 0.0f;
+      const float divisor = sum[i] == 0.0f ? 1.0f : sum[i] + sink;
       for (int64_t d = 0; d < c.value_width; ++d) out[i * c.out_row + d] = acc[i * room + d] / divisor;
     }
   }
