@@ -69,7 +69,8 @@ def _timed(workload: Workload) -> list[Case]:
     """Every way to call the library at one of the promised shapes."""
     ratio, speedup = Quantity.RATIO, Quantity.SPEEDUP
     cases = [
-        Case("attention", workload, ATTENTION, TORCH, ratio, Bar("<=", 1.05)),
+        # Five percent is a narrow bar: medians need more samples to be that steady.
+        Case("attention", workload, ATTENTION, TORCH, ratio, Bar("<=", 1.05), repeats=31),
         Case(
             "attention_with_vitals",
             workload,
@@ -84,7 +85,7 @@ def _timed(workload: Workload) -> list[Case]:
         Case("against_lean", workload, WITH_VITALS, LEAN, speedup, None),
     ]
     if workload.length <= 1024:  # milliseconds a call: more samples cost nothing
-        return [replace(case, repeats=31) for case in cases]
+        return [replace(case, repeats=151 if case.name == "attention" else 31) for case in cases]
     return cases
 
 
