@@ -42,6 +42,10 @@ class Plan:
 
     def __init__(self, inputs: Inputs, settings: Settings) -> None:
         query, key = inputs.query, inputs.key
+        if inputs.sinks is not None:  # a sink of +inf would quietly take everything: show it
+            inputs = inputs._replace(
+                sinks=inputs.sinks.masked_fill(inputs.sinks == math.inf, math.nan)
+            )
         self.inputs, self.settings = inputs, settings
         self.batch, self.heads, self.queries, self.width = query.shape
         self.groups, self.keys = key.shape[1], key.shape[2]

@@ -1,7 +1,8 @@
 """The kernels as operators of torch: one graph node under torch.compile, with shapes for fake
 tensors, gradients, and a rule for vmap.
 
-Every operator takes the same tensors and settings in the same order; `Call` is that order.
+Every operator takes the same tensors and settings in the same order: that of `Inputs`, then that
+of `Settings`.
 """
 
 import contextlib
