@@ -17,7 +17,7 @@ import scaledot
 from scaledot import reference
 from scaledot.backends.cpu import native
 from scaledot.backends.cpu.forward import forward
-from scaledot.backends.cpu.logits import Inputs
+from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS
 from scaledot.problem import describe
 

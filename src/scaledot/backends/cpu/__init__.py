@@ -3,7 +3,7 @@
 import torch
 
 from scaledot.backends.cpu import native, ops
-from scaledot.backends.cpu.logits import Inputs
+from scaledot.backends.inputs import Inputs
 from scaledot.measure import Result
 from scaledot.problem import Problem
 

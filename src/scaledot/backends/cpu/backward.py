@@ -8,35 +8,16 @@ With P = e^(a - lse), delta_i = dO_i . O_i and dA = P (dO V^T - delta):
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from scaledot.backends.cpu import additive
 from scaledot.backends.cpu.dropout import Dropout
-from scaledot.backends.cpu.logits import Inputs, Plan, Tile
+from scaledot.backends.cpu.logits import Plan, Tile
 from scaledot.backends.cpu.tiles import Block
+from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.problem import Settings
-
-
-class Wanted(NamedTuple):
-    """Which gradients are asked for."""
-
-    mask: bool
-    head_scale: bool
-    sinks: bool
-    weight: bool
-
-
-class Gradients(NamedTuple):
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    head_scale: Tensor | None
-    sinks: Tensor | None
-    weight: Tensor | None
 
 
 def backward(

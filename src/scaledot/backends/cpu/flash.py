@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from scaledot.backends.cpu.logits import Inputs
+from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from scaledot.backends.cpu import native
 from scaledot.backends.cpu.dropout import Dropout
-from scaledot.backends.cpu.logits import Inputs, Plan, Tile
+from scaledot.backends.cpu.logits import Plan, Tile
 from scaledot.backends.cpu.moments import TileMoments, gram_moments
 from scaledot.backends.cpu.reach import Reach
 from scaledot.backends.cpu.rows import RowSums, finite_pivot, stack_rows
 from scaledot.backends.cpu.tiles import Block
+from scaledot.backends.inputs import Inputs
 from scaledot.measure import Rows, summarise
 from scaledot.problem import Settings
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.cpu import flash
-from scaledot.backends.cpu.backward import Wanted
 from scaledot.backends.cpu.backward import backward as run_backward
 from scaledot.backends.cpu.forward import forward as run_forward
-from scaledot.backends.cpu.logits import Inputs
+from scaledot.backends.inputs import Inputs, Wanted
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result
 from scaledot.problem import Settings
 

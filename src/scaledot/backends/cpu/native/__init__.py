@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scaledot.backends.cpu.logits import Inputs, Plan
+from scaledot.backends.cpu.logits import Plan
 from scaledot.backends.cpu.tiles import Slab
+from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.problem import Problem, Settings
 

@@ -1,0 +1,1 @@
+"""Kernels for GPUs: Triton for all of them, Gluon for Hopper."""
