@@ -50,6 +50,27 @@ def test_without_git_the_commit_is_unknown(tmp_path, monkeypatch):
     assert provenance.commit(provenance.PACKAGE) == "unknown"
 
 
+def test_a_gpu_is_named_with_everything_around_it(monkeypatch):
+    monkeypatch.setattr(provenance.torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(provenance.torch.backends.cudnn, "version", lambda: 91902)
+    monkeypatch.setattr(provenance.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(provenance, "_driver", lambda: "580.1")
+    versions = {"triton": "3.6.0"}
+    monkeypatch.setattr(provenance, "_version", lambda name: versions.get(name, "none"))
+    origin = provenance.collect(on_gpu=True, named="abc")
+    assert (origin.gpu, origin.driver, origin.cuda) == ("A GPU", "580.1", "13.0")
+    assert (origin.cudnn, origin.triton, origin.flash_attn_4) == ("9.19.2", "3.6.0", "none")
+    assert origin.commit == "abc"
+    assert provenance.collect().gpu == ""
+
+
+def test_a_driver_that_cannot_be_asked_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance._driver() == "unknown"
+    assert provenance._version("no such distribution") == "none"
+    assert provenance._version("torch").startswith("2.")
+
+
 def test_machine_and_versions_are_filled():
     origin = provenance.collect()
     assert origin.machine

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -46,6 +47,33 @@ ROW = Row(
 )
 SHORT = dataclasses.replace(ROW, shape="1x8x1024x64", measured=1.6, holds=False)
 GOAL = dataclasses.replace(ROW, causal=False, measured=1.1)
+ON_GPU = dataclasses.replace(
+    ROW,
+    quantity="speed, ours / peer",
+    measured=0.9844,
+    goal=Bar(">=", 0.98),
+    gpu="A GPU",
+    driver="580.1",
+    cuda="13.0",
+    cudnn="9.19.0",
+    triton="3.6.0",
+    flash_attn_4="none",
+    ours_tflops=601.4,
+    peer_tflops=611.2,
+)
+ABSENT = dataclasses.replace(
+    ON_GPU,
+    peer="FA4",
+    peer_median=None,
+    peer_p20=None,
+    peer_p80=None,
+    peer_tflops=None,
+    ratio=None,
+    paired_ratio=None,
+    measured=None,
+    holds=None,
+    note="FA4: ImportError: No module named 'flash_attn'",
+)
 TINY = dataclasses.replace(
     ROW,
     case="tiny_call",
@@ -65,6 +93,37 @@ def test_rows_come_back_as_they_went(tmp_path):
     with file.open(newline="") as lines:
         assert next(csv.reader(lines)) == results.HEADER
     assert len(file.read_text().splitlines()) == 4  # one header, three rows
+
+
+def test_rows_of_a_gpu_have_more_columns(tmp_path):
+    file = tmp_path / "gpu.csv"
+    results.append(file, [ON_GPU])
+    results.append(file, [ABSENT])
+    assert results.read(file) == [ON_GPU, ABSENT]
+    assert file.read_text().startswith(",".join([*results.HEADER, "gpu", "driver"]))
+
+
+def test_rows_of_a_cpu_may_follow_those_of_a_gpu_and_not_the_other_way(tmp_path):
+    file = tmp_path / "gpu.csv"
+    results.append(file, [ON_GPU])
+    results.append(file, [ROW])
+    assert results.read(file) == [ON_GPU, ROW]
+    other = tmp_path / "cpu.csv"
+    results.append(other, [ROW])
+    with pytest.raises(ValueError, match=r"another header.*missing: gpu, .*unknown: none"):
+        results.append(other, [ON_GPU])
+    assert results.read(other) == [ROW]
+
+
+def test_the_file_in_the_repository_is_read():
+    rows = results.read(Path(__file__).parents[2] / "benchmarks/results/cpu.csv")
+    assert rows
+    assert all(row.gpu == "" and row.measured is not None for row in rows)
+
+
+def test_data_for_json_has_the_columns_of_its_file():
+    assert list(ROW.as_data()) == results.HEADER
+    assert list(ON_GPU.as_data()) == results.GPU_HEADER
 
 
 def test_an_empty_file_gets_a_header(tmp_path):
@@ -104,7 +163,17 @@ def test_the_latest_row_of_a_case_counts():
 
 @pytest.mark.parametrize(
     ("row", "word"),
-    [(ROW, "pass"), (SHORT, "falls short"), (GOAL, "goal"), (TINY, "reported")],
+    [
+        (ROW, "pass"),
+        (SHORT, "falls short"),
+        (GOAL, "goal"),
+        (TINY, "reported"),
+        (ON_GPU, "goal"),
+        (dataclasses.replace(ON_GPU, bar=None, holds=None), "goal"),
+        (dataclasses.replace(ON_GPU, bar=None, holds=None, measured=0.97), "reported"),
+        (ABSENT, "not there"),
+        (dataclasses.replace(ABSENT, holds=False), "not there"),
+    ],
 )
 def test_verdicts_in_words(row, word):
     assert table.verdict(row) == word
@@ -123,12 +192,39 @@ def test_markdown_has_a_line_for_each_row_and_its_origin():
     assert "commit 0123456789ab-dirty, A processor, 3 GHz, 2 cores, 2 threads" in lines[-1]
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_drawn_table_fits_and_judges(width):
+def test_markdown_of_a_gpu_has_speeds_and_says_who_is_not_there():
+    lines = table.as_markdown([ON_GPU, ABSENT]).splitlines()
+    assert lines[2] == (
+        "| attention_with_vitals | 1x8x4096x64 | yes | 130 ms (128 to 133), 601 TFLOP/s "
+        "| 100 ms (99 to 102), 611 TFLOP/s | torch sdpa | 0.984x | <= 1.5 | >= 0.98 | goal |"
+    )
+    assert lines[3].endswith(
+        "|  | FA4 | not there: FA4: ImportError: No module named 'flash_attn' | <= 1.5 | >= 0.98 "
+        "| not there |"
+    )
+    assert "A GPU, driver 580.1, CUDA 13.0, cuDNN 9.19.0, triton 3.6.0" in lines[-1]
+
+
+def test_a_summary_has_one_line_a_case():
+    console = Console(file=io.StringIO(), width=120)
+    worse = dataclasses.replace(ON_GPU, measured=0.91, holds=False)
+    console.print(table.summary([ON_GPU, worse, ABSENT, TINY]))
+    head, _, vitals, tiny = (
+        " ".join(line.split()) for line in console.file.getvalue().splitlines() if line.strip()
+    )
+    assert head == "case bars hold fall short not there goals from to"
+    assert vitals == "attention_with_vitals 3 1 1 1 1 of 3 0.910x 0.984x"
+    assert tiny == "tiny_call 0 0 0 0 0 of 0 +12.3 us +12.3 us"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200, 220])
+@pytest.mark.parametrize("more", [[], [ON_GPU, ABSENT]], ids=["cpu", "gpu"])
+def test_the_drawn_table_fits_and_judges(width, more):
     console = Console(file=io.StringIO(), width=width)
-    console.print(table.as_rich([ROW, SHORT, GOAL, TINY], width))
+    console.print(table.as_rich([ROW, SHORT, GOAL, TINY, *more], width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
-    if width >= table.ROOMY:
+    if width >= (table.ROOMY_ON_GPU if more else table.ROOMY):
         assert "130 ms (128 to 133)" in shown
         assert "falls short" in shown
+        assert ("not there: FA4: ImportError" in shown) == bool(more)

@@ -7,9 +7,10 @@ and `attend(problem) -> Result`. One that is asked for by name never falls back 
 from types import ModuleType
 
 from scaledot.backends import cpu, torch_sdpa
+from scaledot.backends.cuda import hopper, portable
 from scaledot.problem import Problem
 
-TABLE: tuple[ModuleType, ...] = (torch_sdpa, cpu)
+TABLE: tuple[ModuleType, ...] = (torch_sdpa, hopper, cpu, portable)
 
 
 def choose(problem: Problem, asked: str | None = None) -> ModuleType:

@@ -2,6 +2,7 @@
 
 The way of a number: cases (what, against whom, which bar) -> gate (is it right?) -> clock or
 memory (samples of both sides, in turn) -> outcome (ratio, verdict) -> results (CSV) -> table.
+An engine walks the middle of it, one for a CPU and one for a GPU.
 """
 
 import argparse
@@ -9,14 +10,19 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from scaledot.bench import cases, gate, outcome, provenance, results, table
+from scaledot.bench import cases, gpu, provenance, results, table
 from scaledot.bench.cases import Case
+from scaledot.bench.engine import Engine, OnCpu
 from scaledot.bench.gate import Check
+from scaledot.bench.gpu import cases as gpu_cases
+from scaledot.bench.gpu.engine import OnGpu
 from scaledot.bench.outcome import Outcome
+from scaledot.bench.provenance import Origin
 from scaledot.bench.results import Row
 
 RESULTS = Path("benchmarks/results")
@@ -24,17 +30,29 @@ EVERY_BAR_HOLDS, ONE_FALLS_SHORT, NOTHING_MEASURED = 0, 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = list(dict.fromkeys(case.name for case in cases.on_cpu()))
+    on_cpu, on_gpu = _names(cases.on_cpu()), _names(gpu_cases.on_gpu())
     parser.add_argument(
-        "--quick", action="store_true", help="a small try: short sequences, few repeats"
+        "--gpu", action="store_true", help="the bars of a GPU, against cuDNN and FlashAttention"
     )
+    parser.add_argument("--quick", action="store_true", help="a small try: few shapes, few repeats")
     parser.add_argument(
         "--only",
         action="append",
-        choices=names,
+        choices=list(dict.fromkeys([*on_cpu, *on_gpu])),
         metavar="NAME",
-        help=f"one kind of case, may be repeated: {', '.join(names)}",
+        help=f"one kind of case, may be repeated: {', '.join(on_cpu)}; "
+        f"with --gpu: {', '.join(on_gpu)}",
     )
+    for name, known in (("--width", gpu_cases.WIDTHS), ("--length", gpu_cases.LENGTHS)):
+        words = ", ".join(map(str, known))
+        parser.add_argument(
+            name,
+            action="append",
+            type=int,
+            choices=known,
+            metavar="N",
+            help=f"with --gpu: of the shapes only these, may be repeated: {words}",
+        )
     parser.add_argument(
         "--repeats", type=_repeats, metavar="N", help="samples of each side (default: by case)"
     )
@@ -42,8 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"append the rows to this CSV (default: {RESULTS}/cpu.csv where that folder exists, "
-        "else scaledot-bench.csv; with --quick no file)",
+        help=f"append the rows to this CSV (default: {RESULTS}/cpu.csv or gpu.csv where that "
+        "folder exists, else scaledot-bench.csv or scaledot-bench-gpu.csv; with --quick no file)",
+    )
+    parser.add_argument(
+        "--commit",
+        metavar="NAME",
+        help="what the rows call the commit, where the source that runs has no history",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as data")
     parser.add_argument(
@@ -60,27 +83,49 @@ def run(args: argparse.Namespace) -> int:
         if args.table is not None:
             print(table.as_markdown(results.latest(results.read(args.table))))
             return EVERY_BAR_HOLDS
-        file = args.out or (None if args.quick else _default_file())
+        chosen = _chosen(args)
+        file = args.out or (None if args.quick else _default_file(on_gpu=args.gpu))
         if file is not None:
-            results.check_header(file)
+            results.check_header(file, for_gpu=args.gpu)
     except (OSError, ValueError) as error:
         print(f"scaledot bench: {error}", file=sys.stderr)
         return NOTHING_MEASURED
-    every = cases.on_cpu(quick=args.quick)
-    chosen = [case for case in every if not args.only or case.name in args.only]
-    return bench(chosen, args.repeats, file, as_json=args.json)
+    origin = provenance.collect(on_gpu=args.gpu, named=args.commit)
+    with OnGpu(chosen) if args.gpu else OnCpu(chosen) as engine:
+        return bench(engine, origin, args.repeats, file, as_json=args.json)
 
 
-def bench(chosen: list[Case], repeats: int | None, file: Path | None, *, as_json: bool) -> int:
+def _chosen(args: argparse.Namespace) -> list[Case]:
+    """The cases that were asked for; ValueError where there are none."""
+    if args.gpu:
+        reason = gpu.missing()
+        if reason is not None:
+            raise ValueError(reason)
+        every = gpu_cases.on_gpu(quick=args.quick, widths=args.width, lengths=args.length)
+    else:
+        if args.width or args.length:
+            raise ValueError("--width and --length choose among the shapes of --gpu")
+        every = cases.on_cpu(quick=args.quick)
+    unknown = [name for name in args.only or () if name not in _names(every)]
+    if unknown:
+        with_or_without = "with" if args.gpu else "without"
+        raise ValueError(f"--only {unknown[0]} is no case {with_or_without} --gpu")
+    return [case for case in every if not args.only or case.name in args.only]
+
+
+def bench(
+    engine: Engine, origin: Origin, repeats: int | None, file: Path | None, *, as_json: bool
+) -> int:
     """Gate, clock, file, table."""
-    console = _console(stderr=as_json)
-    origin = provenance.collect()
+    console = _console(stderr=as_json, width=table.ROOMY_ON_GPU if origin.gpu else table.ROOMY)
     console.print(table.heading(origin))
-    checks = _examine(chosen, console)
+    begun = perf_counter()
+    checks = _examine(engine, console)
+    gated = perf_counter()
     console.print(table.gate_verdict(checks))
     red = [check._asdict() for check in checks if not check.holds]
     rows: list[Row] = []
-    for measured in [] if red else _measure(chosen, repeats, console):
+    for measured in [] if red else _measure(engine, repeats, console):
         rows.append(results.row(measured, origin))
         if file is not None:
             results.append(file, rows[-1:])  # at once: what was measured outlives a Ctrl-C
@@ -92,47 +137,52 @@ def bench(chosen: list[Case], repeats: int | None, file: Path | None, *, as_json
         return NOTHING_MEASURED
     if file is not None:
         console.print(f"{len(rows)} rows appended to {file}")
+    if origin.gpu:
+        console.print(table.summary(rows))
+        console.print(f"gate {gated - begun:.0f} s, clock {perf_counter() - gated:.0f} s")
     return ONE_FALLS_SHORT if any(row.holds is False for row in rows) else EVERY_BAR_HOLDS
 
 
-def _examine(chosen: list[Case], console: Console) -> list[Check]:
+def _examine(engine: Engine, console: Console) -> list[Check]:
     checks = []
     with _progress(console) as progress:
-        subjects = gate.subjects(chosen)
+        subjects = engine.subjects()
         task = progress.add_task("", total=len(subjects))
         for subject in subjects:
             words = f"gate: {subject.contender.name} {subject.workload.shape}"
             progress.update(task, description=words, refresh=True)
-            checks += gate.examine(subject)
+            checks += engine.examine(subject)
             progress.advance(task)
     return checks
 
 
-def _measure(chosen: list[Case], repeats: int | None, console: Console) -> Iterator[Outcome]:
+def _measure(engine: Engine, repeats: int | None, console: Console) -> Iterator[Outcome]:
     with _progress(console) as progress:
-        rounds = [_rounds(case, repeats) for case in chosen]
+        groups = engine.groups()
+        rounds = [_rounds(group[0], repeats) for group in groups]
         task = progress.add_task("", total=sum(rounds))
 
         def after_round() -> None:
             progress.advance(task)
             progress.refresh()
 
-        for case, number in zip(chosen, rounds, strict=True):
-            progress.update(task, description=f"{case.name} {case.workload.shape}", refresh=True)
-            yield outcome.measure(case, number, after_round)
+        for group, number in zip(groups, rounds, strict=True):
+            words = " ".join(["+".join(case.name for case in group), group[0].workload.shape])
+            progress.update(task, description=words, refresh=True)
+            yield from engine.measure(group, number, after_round)
 
 
 def _rounds(case: Case, asked: int | None) -> int:
     """A peak of memory hardly varies and costs a process: never more of them than the case says."""
     if asked is None:
         return case.repeats
-    return min(asked, case.repeats) if case.measures == "memory" else asked
+    return asked if case.measures == "time" else min(asked, case.repeats)
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool, width: int) -> Console:
     console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:  # a file or a pipe: as wide as the table wants to be
-        console.width = table.ROOMY
+        console.width = width
     return console
 
 
@@ -148,8 +198,14 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _default_file() -> Path:
-    return RESULTS / "cpu.csv" if RESULTS.is_dir() else Path("scaledot-bench.csv")
+def _default_file(*, on_gpu: bool) -> Path:
+    if RESULTS.is_dir():
+        return RESULTS / ("gpu.csv" if on_gpu else "cpu.csv")
+    return Path("scaledot-bench-gpu.csv" if on_gpu else "scaledot-bench.csv")
+
+
+def _names(every: list[Case]) -> list[str]:
+    return list(dict.fromkeys(case.name for case in every))
 
 
 def _repeats(text: str) -> int:

@@ -16,15 +16,31 @@ ADDITIVE = (1, 4, 1024, 64)
 ONE_TWENTIETH = Bar("<=", 1 / 20)
 
 
+def _as_they_are(inputs: Inputs) -> Inputs:
+    return inputs
+
+
 @dataclass(frozen=True)
 class Contender:
+    """attend is what is measured; prepare comes before the clock.
+
+    foreign: somebody else's code, which may not be there. work: how many forward passes' worth of
+    floating-point operations a call is; 0 where nobody counts them.
+    """
+
     name: str
     attend: Callable[[Inputs], Answer]
+    prepare: Callable[[Inputs], Inputs] = _as_they_are
+    foreign: bool = False
+    work: float = 1.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. bar None: reported, not judged. calls: how often a sample makes the call."""
+    """One comparison. bar None: reported, not judged. calls: how often a sample makes the call.
+
+    apart: both sides run in a fresh process.
+    """
 
     name: str
     workload: Workload
@@ -33,10 +49,11 @@ class Case:
     quantity: Quantity
     bar: Bar | None
     goal: Bar | None = None
-    measures: Literal["time", "memory"] = "time"
+    measures: Literal["time", "memory", "row memory"] = "time"
     repeats: int = 11
     calls: int = 1
     stopwatch: clock.Stopwatch = clock.wall_seconds
+    apart: bool = False
 
 
 ATTENTION = Contender("attention", ours.attention)

@@ -1,6 +1,7 @@
 """The clock: contenders take turns, so that drift of the machine hits all of them alike.
 
-It knows nothing of attention or of devices. `stopwatch` is the seam: another device brings its own.
+It knows nothing of attention or of devices. A stopwatch measures one call at a time; a GPU, which
+runs behind the host, has a race of its own (gpu/clock.py).
 """
 
 import gc
@@ -40,6 +41,10 @@ class Samples:
             return [self.values[0]] * 4
         return statistics.quantiles(self.values, n=5, method="inclusive")
 
+    def times(self, factor: float) -> "Samples":
+        """In another unit."""
+        return Samples(tuple(value * factor for value in self.values))
+
 
 def wall_seconds(call: Call, calls: int) -> float:
     start = perf_counter()
@@ -58,24 +63,24 @@ def race(
 ) -> dict[str, Samples]:
     """Seconds a call: `repeats` rounds of one sample each, another contender first each time."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    with _collector_off():
+    with collector_off():
         for _ in range(min(WARM_UP_ROUNDS, repeats)):
             for call in contenders.values():
                 stopwatch(call, calls)
         for number in range(repeats):
-            for name in _rotated(list(contenders), number):
+            for name in rotated(list(contenders), number):
                 seconds[name].append(stopwatch(contenders[name], calls))
             after_round()  # progress is drawn here: outside the stopwatch
     return {name: Samples(tuple(values)) for name, values in seconds.items()}
 
 
-def _rotated(names: list[str], by: int) -> list[str]:
+def rotated(names: list[str], by: int) -> list[str]:
     start = by % len(names)
     return names[start:] + names[:start]
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """The garbage collector runs before the race, not during it."""
     was_on = gc.isenabled()
     gc.collect()

@@ -1,13 +1,14 @@
 """The correctness gate: no time is taken of a function that computes something else.
 
 Output and vitals are held against the plain formula in float64. Allowed is twice the sum of the
-error that this formula makes in the type of the case and of rounding. Every call runs in full; of
-many heads the first and the last are compared.
+error that this formula makes in the type of the case and of rounding, for gradients three times.
+Every call runs in full; of a batch and of many heads the first and the last are compared.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,8 +20,10 @@ from scaledot.bench.workload import Answer, Inputs, Workload
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Vitals
 
 BLOCK_ELEMENTS = 2**23  # of the dense float64 computation: 64 MiB a matrix
+OUTPUT_SLACK, GRADIENT_SLACK = 2, 3
 FLOATS = (*FLOAT_FIELDS, "passes")
 COUNTS = ("rows", "pairs", "nonfinite")
+GRADIENTS = ("query_grad", "key_grad", "value_grad")
 LIKE_A_LOGIT = {"max_logit", "logit_mean", "logit_std", "row_std", "entropy_ratio", "passes"}
 
 Formula = Callable[[Inputs, int], Answer]
@@ -60,14 +63,9 @@ def subjects(cases: Iterable[Case]) -> list[Subject]:
 def examine(subject: Subject) -> list[Check]:
     """Every field that the contender hands back."""
     contender, workload = subject
-    inputs = workload.make()
-    heads = sorted({0, workload.heads - 1})
-    answer = _of_heads(contender.attend(inputs), heads)
-    query, key, value = (tensor[:, heads] for tensor in inputs[:3])
-    some = inputs._replace(query=query, key=key, value=value)
-    formula = peers.plain_additive if workload.additive else peers.plain
-    exact, eager = _by_blocks(formula, _double(some)), _by_blocks(formula, some)
-    eps = torch.finfo(inputs.query.dtype).eps
+    some, exact, eager = _truth(workload)
+    answer = _corners(contender.attend(contender.prepare(workload.make())), workload)
+    eps = torch.finfo(some.query.dtype).eps
 
     errors: list[tuple[str, float, float]] = []
     if answer.out is not None:
@@ -87,12 +85,51 @@ def examine(subject: Subject) -> list[Check]:
         for name in COUNTS:
             got, want = getattr(answer.vitals, name), getattr(exact.vitals, name)
             errors.append((name, _error(got, want), 0.0))
+    if answer.gradients is not None:
+        assert exact.gradients is not None
+        assert eager.gradients is not None
+        trios = zip(answer.gradients, exact.gradients, eager.gradients, strict=True)
+        for name, (got, want, plain) in zip(GRADIENTS, trios, strict=True):
+            rounding = eps * _largest(want)
+            errors.append((name, *_compare(got, want, plain, rounding, GRADIENT_SLACK)))
     return [Check(contender.name, workload.shape, workload.causal, *error) for error in errors]
 
 
-def _compare(got: Tensor, exact: Tensor, eager: Tensor, rounding: float) -> tuple[float, float]:
-    """The error, and twice the sum of the plain formula's own and rounding."""
-    return _error(got, exact), 2 * (_error(eager, exact) + rounding)
+class Truth(NamedTuple):
+    """The corners of a workload: its inputs, the formula in float64 and in the case's type."""
+
+    inputs: Inputs
+    exact: Answer
+    eager: Answer
+
+
+@functools.lru_cache(maxsize=1)  # contenders of one workload are examined one after the other
+def _truth(workload: Workload) -> Truth:
+    inputs = workload.make()
+    corner = _corner(workload)
+    query, key, value = (tensor.detach()[corner] for tensor in inputs[:3])
+    grad = None if inputs.grad is None else inputs.grad[corner]
+    some = inputs._replace(query=query, key=key, value=value, grad=grad)
+    formula = peers.plain_additive if workload.additive else peers.plain
+    double = _double(some)
+    exact, eager = _by_blocks(formula, double), _by_blocks(formula, some)
+    if workload.backward:
+        exact = exact._replace(gradients=_gradients(formula, double))
+        eager = eager._replace(gradients=_gradients(formula, some))
+    return Truth(some, exact, eager)
+
+
+def _corner(workload: Workload) -> tuple[Tensor, Tensor]:
+    """Indices of the first and last batch entry and head."""
+    batch, heads = (sorted({0, count - 1}) for count in (workload.batch, workload.heads))
+    return torch.tensor(batch)[:, None], torch.tensor(heads)[None, :]
+
+
+def _compare(
+    got: Tensor, exact: Tensor, eager: Tensor, rounding: float, slack: float = OUTPUT_SLACK
+) -> tuple[float, float]:
+    """The error, and a multiple of the sum of the plain formula's own and rounding."""
+    return _error(got, exact), slack * (_error(eager, exact) + rounding)
 
 
 def _scale(name: str, exact: Tensor, reach: float) -> float:
@@ -112,30 +149,64 @@ def _reach(inputs: Inputs) -> float:
 
 def _by_blocks(formula: Formula, inputs: Inputs) -> Answer:
     """The dense formula, some rows at a time: n = 16384 would need gigabytes at once."""
-    queries, keys, width = inputs.query.shape[-2], *inputs.key.shape[-2:]
-    row_elements = inputs.query.shape[1] * keys * (1 if inputs.weight is None else width)
-    rows = max(1, BLOCK_ELEMENTS // row_elements)
-    answers = [
-        formula(inputs._replace(query=inputs.query[:, :, first : first + rows]), first)
-        for first in range(0, queries, rows)
-    ]
+    answers = [formula(block, first) for first, block in _blocks(inputs)]
     out = torch.cat([answer.out for answer in answers if answer.out is not None], dim=-2)
-    vitals = [answer.vitals for answer in answers if answer.vitals is not None]
+    vitals = [_single(answer.vitals) for answer in answers if answer.vitals is not None]
     return Answer(out, functools.reduce(Vitals.merge, vitals) if vitals else None)
+
+
+def _single(vitals: Vitals) -> Vitals:
+    """In float32 or better: a running mean in bfloat16 would err with the number of blocks."""
+    dtype = torch.promote_types(vitals.entropy.dtype, torch.float32)
+    wide = {name: getattr(vitals, name).to(dtype) for name in FLOAT_FIELDS}
+    return dataclasses.replace(vitals, **wide)
+
+
+def _gradients(formula: Formula, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """By autograd through the dense formula; what blocks add to a key is summed in float64."""
+    query_grads = []
+    key_grad = torch.zeros_like(inputs.key, dtype=torch.float64)
+    value_grad = torch.zeros_like(inputs.value, dtype=torch.float64)
+    for first, block in _blocks(inputs):
+        leaves = [tensor.detach().requires_grad_() for tensor in block[:3]]
+        query, key, value = leaves
+        out = formula(block._replace(query=query, key=key, value=value), first).out
+        assert out is not None
+        of_query, of_key, of_value = torch.autograd.grad(out, leaves, block.grad)
+        query_grads.append(of_query.double())
+        key_grad += of_key
+        value_grad += of_value
+    return torch.cat(query_grads, dim=-2), key_grad, value_grad
+
+
+def _blocks(inputs: Inputs) -> Iterator[tuple[int, Inputs]]:
+    """Blocks of rows and the number of their first row."""
+    batch, heads, queries, width = inputs.query.shape
+    row_elements = batch * heads * inputs.key.shape[-2] * (1 if inputs.weight is None else width)
+    rows = max(1, BLOCK_ELEMENTS // row_elements)
+    for first in range(0, queries, rows):
+        block = slice(first, first + rows)
+        grad = None if inputs.grad is None else inputs.grad[:, :, block]
+        yield first, inputs._replace(query=inputs.query[:, :, block], grad=grad)
 
 
 def _double(inputs: Inputs) -> Inputs:
     query, key, value = (tensor.double() for tensor in inputs[:3])
     weight = None if inputs.weight is None else inputs.weight.double()
-    return Inputs(query, key, value, weight, inputs.causal)
+    grad = None if inputs.grad is None else inputs.grad.double()
+    return Inputs(query, key, value, weight, inputs.causal, grad)
 
 
-def _of_heads(answer: Answer, heads: list[int]) -> Answer:
-    out = None if answer.out is None else answer.out[:, heads]
-    if answer.vitals is None:
-        return Answer(out, None)
-    fields = (*FLOAT_FIELDS, *COUNT_FIELDS)
-    return Answer(out, Vitals(**{name: getattr(answer.vitals, name)[:, heads] for name in fields}))
+def _corners(answer: Answer, workload: Workload) -> Answer:
+    corner = _corner(workload)
+    out = None if answer.out is None else answer.out.detach()[corner]
+    vitals = gradients = None
+    if answer.vitals is not None:
+        fields = (*FLOAT_FIELDS, *COUNT_FIELDS)
+        vitals = Vitals(**{name: getattr(answer.vitals, name)[corner] for name in fields})
+    if answer.gradients is not None:
+        gradients = tuple(tensor[corner] for tensor in answer.gradients)
+    return Answer(out, vitals, gradients)
 
 
 def _error(got: Tensor, exact: Tensor) -> float:

@@ -15,8 +15,6 @@ SOURCES = Path(__file__).parents[2]  # the folder that holds the package
 
 def peak_extra_bytes(attend: Callable[[Inputs], Answer], workload: Workload) -> int:
     """What the call adds to the process at its peak, output included, inputs not."""
-    paths = [str(SOURCES), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     function = f"{attend.__module__}:{attend.__name__}"
     done = subprocess.run(
         [
@@ -28,7 +26,7 @@ def peak_extra_bytes(attend: Callable[[Inputs], Answer], workload: Workload) -> 
         ],
         capture_output=True,
         text=True,
-        env=environment,
+        env=environment(),
         check=False,
     )
     if done.returncode != 0:
@@ -37,3 +35,9 @@ def peak_extra_bytes(attend: Callable[[Inputs], Answer], workload: Workload) -> 
             f"(-9: out of memory):\n{done.stderr}"
         )
     return int(done.stdout)
+
+
+def environment() -> dict[str, str]:
+    """In which another process finds this package."""
+    paths = [str(SOURCES), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

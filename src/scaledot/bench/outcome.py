@@ -5,42 +5,63 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scaledot.bench import clock, memory
-from scaledot.bench.cases import Case
+from scaledot.bench.cases import Case, Contender
 from scaledot.bench.clock import Samples
 from scaledot.bench.workload import read
+
+UNITS = {"time": "ms", "memory": "MiB", "row memory": "B/row"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples in milliseconds, or MiB where memory was measured."""
+    """Samples in `unit`; None for a side that is not there, and then note says why."""
 
     case: Case
-    ours: Samples
-    peer: Samples
+    ours: Samples | None
+    peer: Samples | None
+    note: str = ""
 
     @property
     def unit(self) -> str:
-        return "ms" if self.case.measures == "time" else "MiB"
+        return UNITS[self.case.measures]
 
     @property
-    def ratio(self) -> float:
-        """Median of ours over the median of the peer's."""
+    def ratio(self) -> float | None:
+        """Median of ours over the median of the peer's; None where that is nothing."""
+        if self.ours is None or self.peer is None or self.peer.median == 0:
+            return None
         return self.ours.median / self.peer.median
 
     @property
-    def paired_ratio(self) -> float:
+    def paired_ratio(self) -> float | None:
         """Median over the rounds of ours / peer: both sides of a pair saw the same machine."""
+        if self.ours is None or self.peer is None or 0 in self.peer.values:
+            return None
         pairs = zip(self.ours.values, self.peer.values, strict=True)
         return statistics.median(ours / peer for ours, peer in pairs)
 
     @property
-    def measured(self) -> float:
+    def measured(self) -> float | None:
+        if self.ours is None or self.peer is None:
+            return None
         return self.case.quantity.of(self.ours.median, self.peer.median)
 
     @property
     def holds(self) -> bool | None:
-        """None: there is no bar."""
-        return None if self.case.bar is None else self.case.bar.holds(self.measured)
+        """None: there is no bar, or nobody to hold against it. Our own absence clears no bar."""
+        if self.case.bar is None:
+            return None
+        if self.measured is None:
+            sides = ((self.case.ours, self.ours), (self.case.peer, self.peer))
+            foreign = all(who.foreign for who, samples in sides if samples is None)
+            return None if foreign else False
+        return self.case.bar.holds(self.measured)
+
+    def tflops(self, side: Contender, samples: Samples | None) -> float | None:
+        """Floating-point operations a second, in 1e12, by the convention of the literature."""
+        if samples is None or self.case.measures != "time" or not side.work:
+            return None
+        return self.case.workload.flops * side.work / samples.median * 1e-9
 
 
 def measure(case: Case, repeats: int, after_round: Callable[[], None] = lambda: None) -> Outcome:
@@ -60,7 +81,7 @@ def _time(case: Case, repeats: int, after_round: Callable[[], None]) -> tuple[Sa
         stopwatch=case.stopwatch,
         after_round=after_round,
     )
-    return _scaled(seconds["ours"], 1e3), _scaled(seconds["peer"], 1e3)
+    return seconds["ours"].times(1e3), seconds["peer"].times(1e3)
 
 
 def _weigh(case: Case, repeats: int, after_round: Callable[[], None]) -> tuple[Samples, Samples]:
@@ -69,8 +90,4 @@ def _weigh(case: Case, repeats: int, after_round: Callable[[], None]) -> tuple[S
         peer.append(memory.peak_extra_bytes(case.peer.attend, case.workload))
         ours.append(memory.peak_extra_bytes(case.ours.attend, case.workload))
         after_round()
-    return _scaled(Samples(tuple(ours)), 2**-20), _scaled(Samples(tuple(peer)), 2**-20)
-
-
-def _scaled(samples: Samples, factor: float) -> Samples:
-    return Samples(tuple(value * factor for value in samples.values))
+    return Samples(tuple(ours)).times(2**-20), Samples(tuple(peer)).times(2**-20)

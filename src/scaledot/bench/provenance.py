@@ -5,6 +5,7 @@ import platform
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -25,12 +26,19 @@ class Origin:
     python: str
     torch: str
     scaledot: str
+    gpu: str = ""  # this and what follows: only where a GPU is measured
+    driver: str = ""
+    cuda: str = ""
+    cudnn: str = ""
+    triton: str = ""
+    flash_attn_4: str = ""
 
 
-def collect() -> Origin:
+def collect(*, on_gpu: bool = False, named: str | None = None) -> Origin:
+    """named: the commit, where the source that runs has no history."""
     return Origin(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        commit=commit(PACKAGE),
+        commit=named or commit(PACKAGE),
         machine=_processor(),
         cores=_cores(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
@@ -38,6 +46,7 @@ def collect() -> Origin:
         python=platform.python_version(),
         torch=torch.__version__,
         scaledot=scaledot.__version__,
+        **(_of_gpu() if on_gpu else {}),
     )
 
 
@@ -51,6 +60,34 @@ def commit(package: Path) -> str:
         return "unknown"
     edited = _git(package, "status", "--porcelain", "--", ".")
     return f"{name}-dirty" if edited else name
+
+
+def _of_gpu() -> dict[str, str]:
+    cudnn = torch.backends.cudnn.version() or 0  # 91900 is 9.19.0
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": _driver(),
+        "cuda": torch.version.cuda or "none",
+        "cudnn": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else "none",
+        "triton": _version("triton"),
+        "flash_attn_4": _version("flash-attn-4"),
+    }
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.partition("\n")[0].strip()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,9 +1,7 @@
 """The tiled CPU backend: every argument, every vital sign, memory bounded by a tile."""
 
-import torch
-
+from scaledot.backends import operators
 from scaledot.backends.cpu import native, ops
-from scaledot.backends.inputs import Inputs
 from scaledot.measure import Result
 from scaledot.problem import Problem
 
@@ -26,20 +24,5 @@ def how(problem: Problem) -> str:
 
 
 def attend(problem: Problem) -> Result:
-    seed = None
-    if problem.settings.dropout_p > 0.0 and problem.value is not None:
-        seed = torch.randint(2**62, (), dtype=torch.int64, device=problem.query.device)
-    inputs = Inputs(
-        query=problem.query,
-        key=problem.key,
-        value=problem.value,
-        mask=problem.mask,
-        head_scale=problem.head_scale,
-        sinks=problem.sinks,
-        weight=problem.weight,
-        key_lengths=problem.key_lengths,
-        cu_seqlens_q=problem.cu_seqlens_q,
-        cu_seqlens_k=problem.cu_seqlens_k,
-        seed=seed,
-    )
+    inputs = operators.inputs_of(problem)
     return ops.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)

@@ -1,267 +1,30 @@
-"""The kernels as operators of torch: one graph node under torch.compile, with shapes for fake
-tensors, gradients, and a rule for vmap.
+"""The CPU's engines behind one pair of operators, `scaledot::cpu_forward` and its backward."""
 
-Every operator takes the same tensors and settings in the same order: that of `Inputs`, then that
-of `Settings`.
-"""
-
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
 from torch import Tensor
 
+from scaledot.backends import operators
 from scaledot.backends.cpu import flash
 from scaledot.backends.cpu.backward import backward as run_backward
 from scaledot.backends.cpu.forward import forward as run_forward
-from scaledot.backends.inputs import Inputs, Wanted
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result
+from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.problem import Settings
 
-_TENSORS = (
-    "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? head_scale, Tensor? sinks, "
-    "Tensor? weight, Tensor? key_lengths, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed"
-)
-_SETTINGS = (
-    "float scale, bool log_n, float softcap, float dropout_p, SymInt? left, SymInt? right, "
-    "bool bottom_right"
-)
-TENSORS = len(Inputs._fields)
-SETTINGS = len(Settings._fields)
-PER_HEAD = tuple(Inputs._fields.index(n) for n in ("mask", "head_scale", "sinks", "weight"))
 
-library = torch.library.Library("scaledot", "FRAGMENT")
-library.define(
-    f"cpu_forward({_TENSORS}, {_SETTINGS}, bool wants_vitals, bool per_row) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-library.define(
-    f"cpu_backward({_TENSORS}, {_SETTINGS}, Tensor grad_out, Tensor out, Tensor lse, "
-    "bool wants_mask, bool wants_scale, bool wants_sinks, bool wants_weight) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+def _forward(
+    inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
+) -> operators.Measured:
+    place = None if out is None else out.zero_()
+    found = run_forward(inputs, settings, place, wants_vitals, per_row)
+    return operators.Measured(found.lse, found.floats, found.counts, found.rows)
 
 
-def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
-    arguments = (*inputs, *settings, wants_vitals, per_row)
-    if inputs.value is None:  # vitals carry no graph
-        arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
-    transformed = torch._C._are_functorch_transforms_active()
-    run = Attend.apply if transformed else torch.ops.scaledot.cpu_forward
-    out, _, *measured = run(*arguments)
-    return Result(out, *measured)
+def _backward(
+    inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
+) -> Gradients:
+    if not any(wanted) and flash.can_serve_backward(inputs, settings, lse):
+        grads = flash.backward(inputs, settings, grad_out, out, lse)
+        return Gradients(*grads, *[None] * len(wanted))
+    return run_backward(inputs, settings, grad_out, out, lse, wanted)
 
 
-def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
-    end = TENSORS + SETTINGS
-    return Inputs(*arguments[:TENSORS]), Settings(*arguments[TENSORS:end]), arguments[end:]
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No graph, and no autocast: the kernels choose their own precision."""
-    with torch.no_grad():
-        if torch.is_autocast_enabled("cpu"):
-            with torch.autocast("cpu", enabled=False):
-                yield
-        else:
-            yield
-
-
-def _compute_type(query: Tensor) -> torch.dtype:
-    return torch.float64 if query.dtype == torch.float64 else torch.float32
-
-
-def _new_output(inputs: Inputs) -> Tensor:
-    """Laid out like the query where it has the query's width, as torch does."""
-    query, value = inputs.query, inputs.value
-    if value is None:
-        return query.new_empty(0)
-    if value.shape[-1] == query.shape[-1] and query.stride(-1) == 1:
-        return torch.empty_like(query)
-    return query.new_empty(*query.shape[:-1], value.shape[-1])
-
-
-@torch.library.impl(library, "cpu_forward", "CPU")
-def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, settings, (wants_vitals, per_row) = _split(arguments)
-    with _undisturbed():
-        out = _new_output(inputs)
-        place = None if inputs.value is None else out.zero_()
-        found = run_forward(inputs, settings, place, wants_vitals, per_row)
-    nothing = found.lse.new_empty(0)
-    return (
-        out,
-        found.lse,
-        nothing if found.floats is None else found.floats,
-        nothing.to(torch.int64) if found.counts is None else found.counts,
-        nothing.clone() if found.rows is None else found.rows,
-    )
-
-
-@torch.library.register_fake("scaledot::cpu_forward", lib=library)
-def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, _, (wants_vitals, per_row) = _split(arguments)
-    query = inputs.query
-    batch, heads, queries, _ = query.shape
-    entries = batch if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.shape[0] - 1
-    dtype = _compute_type(query)
-
-    def new(shape: tuple, kind: torch.dtype = dtype) -> Tensor:
-        return query.new_empty(shape, dtype=kind)
-
-    return (
-        _new_output(inputs),
-        new((batch, heads, queries)),
-        new((len(FLOAT_FIELDS), entries, heads) if wants_vitals else (0,)),
-        new((len(COUNT_FIELDS), entries, heads) if wants_vitals else (0,), torch.int64),
-        new((len(ROW_FIELDS), batch, heads, queries) if wants_vitals and per_row else (0,)),
-    )
-
-
-@torch.library.impl(library, "cpu_backward", "CPU")
-def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, settings, (grad_out, out, lse, *wanted) = _split(arguments)
-    with _undisturbed():
-        if not any(wanted) and flash.can_serve_backward(inputs, settings, lse):
-            grads = flash.backward(inputs, settings, grad_out, out, lse)
-            grads = (*grads, *[None] * len(wanted))
-        else:
-            grads = run_backward(inputs, settings, grad_out, out, lse, Wanted(*wanted))
-        return tuple(grad_out.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
-
-
-@torch.library.register_fake("scaledot::cpu_backward", lib=library)
-def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, _, (grad_out, _, _, *wanted) = _split(arguments)
-
-    def like(tensor: Tensor | None, asked: bool = True) -> Tensor:
-        if tensor is None or not asked:
-            return grad_out.new_empty(0)
-        return tensor.new_empty(tensor.shape)
-
-    return (
-        like(inputs.query),
-        like(inputs.key),
-        like(inputs.value),
-        like(inputs.mask, wanted[0]),
-        like(inputs.head_scale, wanted[1]),
-        like(inputs.sinks, wanted[2]),
-        like(inputs.weight, wanted[3]),
-    )
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tensors, ctx.settings, _ = _split(inputs)
-    out, lse, *measured = output
-    ctx.mark_non_differentiable(lse, *measured)
-    ctx.save_for_backward(*tensors, out, lse)
-
-
-def _differentiate(ctx: Any, run: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    wanted = [needs[position] for position in PER_HEAD]
-    grads = run(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
-    kept = [grad if need else None for grad, need in zip(grads, needs, strict=False)]
-    return (*kept, *[None] * (len(needs) - len(kept)))
-
-
-def _refuse_second_derivative(*_: Any) -> tuple[None, ...]:
-    raise RuntimeError(
-        "scaledot.attention has no second derivative; for double backward compute "
-        "softmax(q @ k.mT * scale) @ v in plain PyTorch"
-    )
-
-
-def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
-    pass
-
-
-torch.library.register_autograd(
-    "scaledot::cpu_forward",
-    lambda ctx, *grads: _differentiate(ctx, torch.ops.scaledot.cpu_backward, grads[0]),
-    setup_context=_setup_context,
-    lib=library,
-)
-torch.library.register_autograd(
-    "scaledot::cpu_backward", _refuse_second_derivative, setup_context=_keep_nothing, lib=library
-)
-
-
-class Attend(torch.autograd.Function):
-    """The operator for torch.func, whose transforms need a function with a rule for vmap."""
-
-    setup_context = staticmethod(_setup_context)
-
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        return torch.ops.scaledot.cpu_forward(*arguments)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, AttendBackward.apply, grads[0])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
-        result = Attend.apply(*_fold_batch(info.batch_size, in_dims, arguments))
-        return _unfold_batch(result, info.batch_size, (0, 0, 1, 1, 1))
-
-
-class AttendBackward(torch.autograd.Function):
-    setup_context = staticmethod(_keep_nothing)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
-        return _refuse_second_derivative()
-
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        return torch.ops.scaledot.cpu_backward(*arguments)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
-        folded = _fold_batch(info.batch_size, in_dims, arguments)
-        # The gradient of a tensor that all samples share is wanted for each sample apart.
-        size = folded[0].shape[0]
-        for position in PER_HEAD:
-            tensor = folded[position]
-            if tensor is not None and tensor.shape[0] != size:
-                folded[position] = tensor.expand(size, *tensor.shape[1:])
-        result = AttendBackward.apply(*folded)
-        return _unfold_batch(result, info.batch_size, (0,) * len(result))
-
-
-def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any]:
-    """Make the vmapped dimension part of every tensor's first one."""
-    if arguments[Inputs._fields.index("cu_seqlens_q")] is not None:
-        raise ValueError("vmap over packed sequences is not supported: pack them into one call")
-    folded = list(arguments)
-    query, dim = arguments[0], in_dims[0]
-    batch = query.shape[0] if dim is None else query.movedim(dim, 0).shape[1]
-    for position, (tensor, dim) in enumerate(zip(arguments, in_dims, strict=True)):
-        if not isinstance(tensor, Tensor):
-            continue
-        if position == TENSORS - 1:  # the seed: all samples share it, each block is its own
-            folded[position] = tensor.select(dim, 0) if dim is not None else tensor
-            continue
-        shared = position in PER_HEAD
-        if dim is None and shared and tensor.shape[0] == 1:
-            continue  # one for all samples stays one
-        tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        if shared and tensor.shape[1] != batch:
-            tensor = tensor.expand(size, batch, *tensor.shape[2:])
-        folded[position] = tensor.reshape(size * tensor.shape[1], *tensor.shape[2:])
-    return folded
-
-
-def _unfold_batch(
-    result: Sequence[Tensor], size: int, dims: tuple[int, ...]
-) -> tuple[tuple, tuple]:
-    outputs, out_dims = [], []
-    for tensor, dim in zip(result, dims, strict=True):
-        empty = tensor.dim() == 1
-        outputs.append(tensor if empty else tensor.unflatten(dim, (size, -1)))
-        out_dims.append(None if empty else dim)
-    return tuple(outputs), tuple(out_dims)
+attend = operators.define("cpu", _forward, _backward, ("CPU",))

@@ -1,0 +1,183 @@
+"""Draws docs/speed.svg, TFLOP/s against length for each head width, from the rows of a CSV alone.
+
+python docs/speed.py [benchmarks/results/gpu.csv]
+"""
+
+import html
+import pathlib
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scaledot.bench import results
+
+DOCS = pathlib.Path(__file__).parent
+CSV, SVG = DOCS.parent / "benchmarks" / "results" / "gpu.csv", DOCS / "speed.svg"
+
+
+class Series(NamedTuple):
+    """One line of each panel: the side of the case whose speed it is, and how it is drawn."""
+
+    label: str
+    case: str
+    side: str
+    light: str
+    dark: str
+    mark: str
+    dash: str = ""
+
+
+SERIES = (
+    Series("scaledot", "own_cudnn", "ours", "#0969da", "#58a6ff", "disc"),
+    Series("scaledot with vitals", "vitals_cost", "ours", "#0969da", "#58a6ff", "ring", "5 3"),
+    Series("FlashAttention-4", "own_fa4", "peer", "#bc4c00", "#ffa657", "triangle"),
+    Series("cuDNN", "own_cudnn", "peer", "#1a7f37", "#56d364", "square"),
+    Series("FlexAttention", "triton_flex", "peer", "#8250df", "#d2a8ff", "cross"),
+    Series("FlashAttention-2", "own_flash", "peer", "#6e7781", "#9da7b3", "diamond"),
+)
+
+# The page, then one panel, in units of the picture.
+WIDTH, LEFT, TOP = 920, 62, 122
+PANEL, HEIGHT, GAP_X, GAP_Y = 254, 190, 30, 62
+STEP = 200  # TFLOP/s between two lines of the grid
+
+Points = dict[int, float]  # length -> TFLOP/s
+
+
+def picture(rows: Iterable[results.Row]) -> str:
+    rows = results.latest(rows)
+    speeds = {(series, *cell): points for series in SERIES for cell, points in _of(series, rows)}
+    if not speeds:
+        raise ValueError("no row has the speed of a GPU; make some with `scaledot bench --gpu`")
+    widths = sorted({width for _, width, _ in speeds})
+    maskings = sorted({causal for _, _, causal in speeds})
+    lengths = sorted({length for points in speeds.values() for length in points})
+    top = STEP * -(-max(max(points.values()) for points in speeds.values()) // STEP)
+    body = [*_heading(rows, [s for s in SERIES if any(key[0] is s for key in speeds)])]
+    for row, causal in enumerate(maskings):
+        for column, width in enumerate(widths):
+            x, y = LEFT + column * (PANEL + GAP_X), TOP + row * (HEIGHT + GAP_Y)
+            title = f"d = {width}, {'causal' if causal else 'all keys'}"
+            body += _axes(x, y, title, lengths, top, labelled=column == 0)
+            for series in reversed(SERIES):  # ours last: on top
+                points = speeds.get((series, width, causal), {})
+                body += _line(x, y, SERIES.index(series), series, points, lengths, top)
+    height = TOP + len(maskings) * (HEIGHT + GAP_Y)
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img' "
+        "aria-label='TFLOP/s of the forward pass against sequence length, scaledot beside cuDNN, "
+        "FlashAttention and FlexAttention'>\n"
+        f"<style>{_style()}</style>\n<rect class='page' width='{WIDTH}' height='{height}'/>\n"
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def _of(series: Series, rows: list[results.Row]) -> list[tuple[tuple[int, bool], Points]]:
+    """What the series shows: for each head width, causal or not, its points."""
+    cells: dict[tuple[int, bool], Points] = {}
+    for row in rows:
+        speed = row.ours_tflops if series.side == "ours" else row.peer_tflops
+        if row.case == series.case and speed is not None:
+            _, _, length, width = map(int, row.shape.split("x"))
+            cells.setdefault((width, row.causal), {})[length] = speed
+    return list(cells.items())
+
+
+def _heading(rows: list[results.Row], shown: list[Series]) -> list[str]:
+    last = max(rows, key=lambda row: row.date)
+    title = f"Forward pass on one {last.gpu}, TFLOP/s"
+    words = (
+        f"Against sequence length; bfloat16, 16k tokens in all, H·D = 2048. torch {last.torch}, "
+        f"cuDNN {last.cudnn}, triton {last.triton}; commit {last.commit}."
+    )
+    out = [f"<text x='24' y='34' class='title'>{html.escape(title)}</text>"]
+    out.append(f"<text x='24' y='54' class='note'>{html.escape(words)}</text>")
+    x = 24.0
+    for series in shown:
+        number = SERIES.index(series)
+        out.append(f"<g class='s{number}'><path d='M{x:.0f} 74h22'{_dash(series)}/>")
+        out.append(f"{_mark(series.mark, x + 11, 74)}</g>")
+        out.append(f"<text x='{x + 28:.0f}' y='78'>{series.label}</text>")
+        x += 28 + 7.2 * len(series.label) + 24  # a little more than letters need
+    return out
+
+
+def _axes(
+    x: float, y: float, title: str, lengths: list[int], top: float, *, labelled: bool
+) -> list[str]:
+    out = [f"<text x='{x}' y='{y - 8}' class='name'>{title}</text>"]
+    for speed in range(0, int(top) + 1, STEP):
+        level = y + HEIGHT * (1 - speed / top)
+        out.append(f"<path class='grid' d='M{x} {level:.1f}h{PANEL}'/>")
+        if labelled:
+            out.append(f"<text x='{x - 8}' y='{level + 4:.1f}' class='note end'>{speed}</text>")
+    for length in lengths:
+        words = f"{length // 1024}k" if length % 1024 == 0 else str(length)
+        place = _across(x, length, lengths)
+        out.append(f"<text x='{place:.1f}' y='{y + HEIGHT + 18}' class='note mid'>{words}</text>")
+    return out
+
+
+def _line(
+    x: float, y: float, number: int, series: Series, points: Points, lengths: list[int], top: float
+) -> list[str]:
+    if not points:
+        return []
+    places = [
+        (_across(x, length, lengths), y + HEIGHT * (1 - speed / top))
+        for length, speed in sorted(points.items())
+    ]
+    path = "L".join(f"{across:.1f} {down:.1f}" for across, down in places)
+    marks = "".join(_mark(series.mark, across, down) for across, down in places)
+    return [f"<g class='s{number}'><path d='M{path}'{_dash(series)}/>{marks}</g>"]
+
+
+def _across(x: float, length: int, lengths: list[int]) -> float:
+    """Lengths grow by factors, so their places are even."""
+    return x + PANEL * (lengths.index(length) + 0.5) / len(lengths)
+
+
+def _dash(series: Series) -> str:
+    return f" stroke-dasharray='{series.dash}'" if series.dash else ""
+
+
+def _mark(kind: str, x: float, y: float) -> str:
+    """A shape for each series: colour alone does not tell lines apart for everybody."""
+    if kind in ("disc", "ring"):
+        return f"<circle class='{kind}' cx='{x:.1f}' cy='{y:.1f}' r='3.6'/>"
+    shape = {
+        "square": "m-3.2 -3.2h6.4v6.4h-6.4z",
+        "triangle": "m0 -4.4l4 7.2h-8z",
+        "diamond": "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
+        "cross": "m-3.4 -3.4l6.8 6.8m0 -6.8l-6.8 6.8",
+    }[kind]
+    return f"<path class='{'open' if kind == 'cross' else 'disc'}' d='M{x:.1f} {y:.1f}{shape}'/>"
+
+
+def _style() -> str:
+    """Paper and ink change together, so that either reads well wherever the picture lies."""
+
+    def colours(ink: str, faint: str, grid: str, page: str, ours: tuple[str, ...]) -> str:
+        lines = "".join(
+            f".s{number}{{stroke:{colour}}}.s{number} .disc{{fill:{colour}}}"
+            for number, colour in enumerate(ours)
+        )
+        return (
+            f".page,.ring{{fill:{page}}}text{{fill:{ink}}}.note{{fill:{faint}}}"
+            f".grid{{stroke:{grid}}}{lines}"
+        )
+
+    light = colours("#1b1f24", "#59636e", "#d8dee4", "#ffffff", tuple(s.light for s in SERIES))
+    dark = colours("#e6edf3", "#9da7b3", "#30363d", "#0d1117", tuple(s.dark for s in SERIES))
+    return (
+        "text{font-family:ui-sans-serif,system-ui,sans-serif;font-size:13px}"
+        ".title{font-size:18px;font-weight:600}.name{font-weight:600}.note{font-size:12px}"
+        ".end{text-anchor:end}.mid{text-anchor:middle}path{fill:none}g{stroke-width:2}"
+        f"{light}@media (prefers-color-scheme:dark){{{dark}}}"
+    )
+
+
+if __name__ == "__main__":
+    source = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else CSV
+    SVG.write_text(picture(results.read(source)), encoding="utf-8")

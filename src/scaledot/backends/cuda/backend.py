@@ -1,0 +1,79 @@
+"""What both GPU backends share: when they can run at all, the vitals after the pass, gradients."""
+
+import importlib.metadata
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from scaledot.backends.inputs import Gradients, Inputs, Wanted
+from scaledot.backends.operators import Measured
+from scaledot.measure import ROW_FIELDS
+from scaledot.problem import Problem, Settings
+
+
+def _triton_version() -> tuple[int, int] | None:
+    """None where triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    major, minor = importlib.metadata.version("triton").split(".")[:2]
+    return int(major), int(minor)
+
+
+TRITON = _triton_version()
+
+
+def interprets() -> bool:
+    """Whether Triton runs its kernels on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def refuses_device(problem: Problem) -> str | None:
+    """Why no kernel of ours can run on the device of the problem, None when one can."""
+    kind = problem.query.device.type
+    if kind != "cuda" and not (kind in ("cpu", "meta") and interprets()):
+        return f"the tensors are on {problem.query.device}, not on a GPU"
+    if TRITON is None:
+        return "triton is not installed: pip install triton"
+    return None
+
+
+def measured(
+    lse: Tensor,
+    statistics: Tensor,
+    inputs: Inputs,
+    settings: Settings,
+    head_moments: Tensor | None,
+    wants_vitals: bool,
+    per_row: bool,
+) -> Measured:
+    """The vitals from the rows' planes, all on the GPU."""
+    if not wants_vitals:
+        return Measured(lse)
+    from scaledot.backends.cuda.summary import summarise
+
+    floats, counts = summarise(statistics, inputs, settings, head_moments)
+    rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
+    return Measured(lse, floats, counts, rows)
+
+
+def backward(
+    inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
+) -> Gradients:
+    """torch's kernels where they are right and fast, else our own."""
+    from scaledot.backends.cuda import additive_backward, peer_backward
+    from scaledot.backends.cuda import backward as dot_backward
+
+    if inputs.weight is not None:
+        return additive_backward.backward(inputs, settings, grad_out, out, lse, wanted)
+    which = peer_backward.serves(inputs, settings, lse, wanted)
+    if which is not None:
+        grads = peer_backward.backward(which, inputs, settings, grad_out, out, lse)
+        return Gradients(*grads, None, None, None, None)
+    return dot_backward.backward(inputs, settings, grad_out, out, lse, wanted)
+
+
+@torch.compiler.assume_constant_result
+def capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

@@ -1,0 +1,207 @@
+"""From the tensors of a call to a launch of the kernel."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from scaledot.backends.cuda.hopper.kernel import attend
+from scaledot.backends.cuda.statistics import PLANES
+from scaledot.backends.inputs import Inputs
+from scaledot.problem import Settings
+
+LOG2E = 1.4426950408889634
+FARTHEST = 2**30  # a window side past this is past every tensor; sums of two stay within int32
+TENSORS = 8  # that the kernel takes besides query, key and value
+DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+class Config(NamedTuple):
+    """How a program is built, in the kernel's order; docs/kernels.md says what was measured."""
+
+    keys: int  # of a tile
+    stages: int
+    consumers: int
+    turns: bool
+
+
+def config_for(width: int, *, values: bool, statistics: bool) -> Config:
+    """By the widest of the tensors."""
+    if not values:  # short products, long softmax: as many warps as there are registers for
+        return Config(128, 2, 3, False) if width <= 128 else Config(128, 2, 2, False)
+    if width <= 64:
+        # Three consumers keep the exponential units busy; with statistics they would spill.
+        return Config(128, 2, 2, True) if statistics else Config(128, 2, 3, False)
+    if width <= 128:
+        return Config(128, 2, 2, True)
+    return Config(64, 2, 2, False)
+
+
+def forward(
+    inputs: Inputs,
+    settings: Settings,
+    out: Tensor | None,
+    statistics: bool,
+    moments: bool,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lse [B, H, Q] and the planes of statistics.py (7 of them without moments), `out` filled."""
+    query, key, value = inputs.query, _usable(inputs.key), inputs.value
+    query = _usable(query)
+    value = key if value is None else _usable(value)
+    batch, heads, queries, width = query.shape
+    groups, keys = key.shape[1:3]
+    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
+    planes = 0 if not statistics else PLANES if moments else PLANES - 2
+    rows = lse.new_empty(planes, batch, heads, queries)
+    value_width = value.shape[-1]
+    d, v = _padded(width), _padded(value_width)
+    config = config or config_for(max(d, v), values=out is not None, statistics=statistics)
+    tile_rows = 64 * config.consumers
+    packed = inputs.cu_seqlens_q is not None
+    sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
+    tiles = (-(-queries // tile_rows) + sequences) * batch * heads
+    if packed and out is not None:
+        out.zero_()  # tokens of no sequence
+    sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
+    strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
+    blocks = ([64, d], [config.keys, d], [config.keys, v])
+    arguments = (
+        lse if out is None else out,
+        lse,
+        rows if statistics else lse,
+        lse if inputs.key_lengths is None else inputs.key_lengths,
+        lse if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q,
+        lse if inputs.cu_seqlens_k is None else inputs.cu_seqlens_k,
+        lse if sinks is None else sinks,
+        lse if head_scale is None else head_scale,
+        batch,
+        heads,
+        heads // groups,
+        queries,
+        keys,
+        sequences,
+        value_width,
+        *strides,
+        _batch_stride(sinks),
+        _batch_stride(head_scale),
+        float(settings.scale * LOG2E),
+        float(settings.softcap),
+        min(settings.left or 0, FARTHEST),
+        min(settings.right or 0, FARTHEST),
+        int(settings.bottom_right),
+    )
+    constants = (
+        d,
+        v,
+        *config,
+        out is not None,
+        statistics,
+        statistics and moments,
+        settings.right is not None,
+        settings.left is not None,
+        inputs.key_lengths is not None,
+        packed,
+        inputs.sinks is not None,
+        _factor(inputs, settings),
+        settings.softcap > 0.0,
+        value_width < v,
+    )
+    programs = min(tiles, _multiprocessors(query.device.index))
+    _launch(programs, (query, key, value), blocks, arguments, constants)
+    return lse, rows
+
+
+class Described(NamedTuple):
+    """What a launch reads of a tensor descriptor."""
+
+    base: Tensor
+    shape: list[int]
+    strides: list[int]
+    padding: str = "zero"
+
+
+_compiled: dict[tuple, Any] = {}
+
+
+def _launch(
+    programs: int,
+    tensors: tuple[Tensor, ...],
+    blocks: tuple[list[int], ...],
+    arguments: tuple,
+    constants: tuple,
+) -> None:
+    """Triton reads every argument anew at each launch to find its kernel; we know which it is.
+
+    A kernel depends on its constants, on the types and on whether addresses are multiples of 16.
+    """
+    kinds = tuple((t.dtype, t.data_ptr() % 16 == 0) for t in arguments[:TENSORS])
+    key = (tensors[0].device.index, tensors[0].dtype, kinds, constants)
+    kernel = _compiled.get(key)
+    if kernel is not None:
+        described = (Described(t, list(t.shape), _steps(t)) for t in tensors)
+        kernel[(programs, 1, 1)](*described, *arguments, *constants)
+        return
+    described = [
+        TensorDescriptor(t, list(t.shape), _steps(t), [1, 1, *block], _layout(*block, t.dtype))
+        for t, block in zip(tensors, blocks, strict=True)
+    ]
+    _compiled[key] = attend[(programs,)](*described, *arguments, *constants, num_warps=4)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides; that of a dimension of one entry means nothing, but must be a multiple of 8."""
+    steps = [s if n > 1 else 8 for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return [*steps[:3], 1]
+
+
+def _factor(inputs: Inputs, settings: Settings) -> str:
+    """How scores are scaled: by one positive number in the exponent's FMA, or one by one."""
+    if inputs.head_scale is not None:
+        return "head"
+    if settings.log_n:
+        return "log_n"
+    if settings.softcap or settings.scale <= 0.0:
+        return "row"
+    return "no"
+
+
+def _padded(width: int) -> int:
+    return max(triton.next_power_of_2(width), 64)
+
+
+def _usable(tensor: Tensor) -> Tensor:
+    """As the tensor memory accelerator takes it: rows without gaps, 16-byte steps, none of 0."""
+    steps = tensor.stride()
+    regular = (
+        steps[3] == 1
+        and tensor.data_ptr() % 16 == 0
+        and all(
+            size == 1 or (step > 0 and step % 8 == 0)
+            for size, step in zip(tensor.shape[:3], steps[:3], strict=True)
+        )
+    )
+    return tensor if regular else tensor.clone(memory_format=torch.contiguous_format)
+
+
+@functools.cache
+def _layout(rows: int, width: int, dtype: torch.dtype) -> Any:
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], DTYPES[dtype])
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _side_by_side(per_head: Tensor | None) -> Tensor | None:
+    """[B|1, H] whose heads lie next to each other."""
+    return per_head if per_head is None or per_head.stride(1) == 1 else per_head.contiguous()
+
+
+def _batch_stride(per_head: Tensor | None) -> int:
+    return 0 if per_head is None or per_head.shape[0] == 1 else per_head.stride(0)

@@ -1,0 +1,147 @@
+"""Shared memory between the producer and the consumers, and how they wait for each other.
+
+The tensor memory accelerator signals a full buffer through an mbarrier. Consumers hand a buffer
+back, and hand each other the turn at the tensor cores, through the multiprocessor's named barriers:
+an `mbarrier.arrive` would stop the whole warpgroup first, a named barrier's arrival does not.
+Triton itself uses the numbers 0 to 4 in a kernel of four partitions.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import _aggregate as aggregate
+
+FIRST_TURN = 5  # one number a consumer
+FIRST_STAGE = gl.constexpr(8)  # one a stage of keys, then one a stage of values: up to 15
+MOST_STAGES = 4
+
+
+@aggregate
+class Pipe:
+    q: gl.shared_memory_descriptor  # [CONSUMERS, 1, 1, 64, D]
+    k: gl.shared_memory_descriptor  # [STAGES, 1, 1, KEYS, D]
+    v: gl.shared_memory_descriptor  # [STAGES, 1, 1, KEYS, V]
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q, k, v, q_full, q_empty, k_full, v_full):
+        self.q = q
+        self.k = k
+        self.v = v
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.k_full = k_full
+        self.v_full = v_full
+
+
+@gluon.jit
+def new_pipe(plan, q_desc, k_desc, v_desc):
+    D: gl.constexpr = plan.D
+    V: gl.constexpr = plan.V
+    KEYS: gl.constexpr = plan.KEYS
+    STAGES: gl.constexpr = plan.STAGES
+    CONSUMERS: gl.constexpr = plan.CONSUMERS
+    q = gl.allocate_shared_memory(plan.dtype, [CONSUMERS, 1, 1, 64, D], q_desc.layout)
+    k = gl.allocate_shared_memory(plan.dtype, [STAGES, 1, 1, KEYS, D], k_desc.layout)
+    v = gl.allocate_shared_memory(plan.dtype, [STAGES, 1, 1, KEYS, V], v_desc.layout)
+    return Pipe(
+        q,
+        k,
+        v,
+        new_barriers(1, 1),
+        new_barriers(1, CONSUMERS),
+        new_barriers(STAGES, 1),
+        new_barriers(STAGES, 1),
+    )
+
+
+@gluon.jit
+def new_barriers(number: gl.constexpr, arrivals: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(barriers.index(i), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def wait_for(full, step, plan):
+    """The buffer of a step is full when its barrier has turned over once more."""
+    mbarrier.wait(full.index(step % plan.STAGES), (step // plan.STAGES) & 1)
+
+
+@gluon.jit
+def produce(call, pipe, q_desc, k_desc, v_desc):
+    """One warp that does nothing but ask for the next tiles."""
+    plan = call.plan
+    step = 0  # tiles of keys so far, of all tiles of rows
+    turn = 0  # tiles of rows so far
+    for index in range(gl.program_id(0), call.tiles(), gl.num_programs(0)):
+        tile = call.tile(index)
+        key_head = tile.head // call.group
+        mbarrier.wait(pipe.q_empty.index(0), (turn & 1) ^ 1)
+        mbarrier.expect(pipe.q_full.index(0), q_desc.block_type.nbytes * plan.CONSUMERS)
+        for part in gl.static_range(plan.CONSUMERS):
+            place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
+            tma.async_copy_global_to_shared(q_desc, place, pipe.q_full.index(0), pipe.q.index(part))
+        for j in range(tile.start, tile.stop):
+            place = [tile.batch, key_head, tile.first_key + j * plan.KEYS, 0]
+            fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
+            if plan.VALUES:
+                fill(v_desc, place, pipe.v, pipe.v_full, step, FIRST_STAGE + plan.STAGES, plan)
+            step += 1
+        turn += 1
+
+
+@gluon.jit
+def fill(desc, place, buffers, full, step, FIRST: gl.constexpr, plan):
+    stage = step % plan.STAGES
+    if step >= plan.STAGES:  # once around, every buffer has to be handed back first
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+        number = gl.full([32], 0, gl.int32, layout) + (stage + FIRST)
+        named_barrier(number, handed_back("sync", plan.CONSUMERS))
+    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, place, full.index(stage), buffers.index(stage))
+
+
+@gluon.jit
+def hand_back(step, FIRST: gl.constexpr, plan):
+    """A consumer has read the buffer of a step."""
+    number = one_per_thread() + (step % plan.STAGES + FIRST)
+    named_barrier(number, handed_back("arrive", plan.CONSUMERS))
+
+
+@gluon.jit
+def wait_turn(WHO: gl.constexpr, plan):
+    if plan.TURNS:
+        named_barrier(one_per_thread(), turn("sync", WHO))
+
+
+@gluon.jit
+def pass_turn(WHO: gl.constexpr, plan):
+    if plan.TURNS:
+        named_barrier(one_per_thread(), turn("arrive", (WHO + 1) % plan.CONSUMERS))
+
+
+@gluon.jit
+def one_per_thread():
+    return gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def named_barrier(number, text: gl.constexpr):
+    gl.inline_asm_elementwise(text, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def handed_back(what, consumers):
+    """All consumers and the producer's one warp meet."""
+    return f"bar.{what} $1, {128 * consumers + 32}; mov.b32 $0, $1;"
+
+
+@gluon.constexpr_function
+def turn(what, who):
+    """The consumer whose turn it is and the one before it meet."""
+    return f"bar.{what} {FIRST_TURN + who}, 256; mov.b32 $0, $1;"

@@ -1,0 +1,319 @@
+"""What a Hopper program works on: the call, its tiles of rows, and which keys each may see.
+
+Gluon's aggregates are records that the compiler takes apart; a field of constexpr type is a choice
+made at compile time, and what it does not choose leaves no trace in the kernel.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+WARPGROUP_ROWS = gl.constexpr(64)  # of a matrix product of one warpgroup
+
+
+@aggregate
+class Plan:
+    """What is fixed when the kernel is compiled."""
+
+    D: gl.constexpr  # width of query and key in shared memory, a power of two
+    V: gl.constexpr  # of value
+    KEYS: gl.constexpr  # of a tile
+    STAGES: gl.constexpr  # tiles of keys in shared memory
+    CONSUMERS: gl.constexpr  # warpgroups that compute
+    ROWS: gl.constexpr  # of a tile: 64 a consumer
+    TURNS: gl.constexpr  # consumers take turns at the tensor cores
+    VALUES: gl.constexpr  # False: scores only
+    STATISTICS: gl.constexpr
+    MOMENTS: gl.constexpr
+    RIGHT: gl.constexpr  # a row ends at the diagonal, or `right` keys after it
+    LEFT: gl.constexpr
+    LENGTHS: gl.constexpr  # a batch entry has a number of keys of its own
+    PACKED: gl.constexpr  # the one batch entry holds sequences
+    SINKS: gl.constexpr
+    FACTOR: gl.constexpr  # scores are scaled one by one: "no", "head", "log_n"
+    SOFTCAP: gl.constexpr
+    NARROW: gl.constexpr  # value's width is less than V
+    dtype: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        D,
+        V,
+        KEYS,
+        STAGES,
+        CONSUMERS,
+        TURNS,
+        VALUES,
+        STATISTICS,
+        MOMENTS,
+        RIGHT,
+        LEFT,
+        LENGTHS,
+        PACKED,
+        SINKS,
+        FACTOR,
+        SOFTCAP,
+        NARROW,
+        dtype,
+    ):
+        self.D = gl.constexpr(D)
+        self.V = gl.constexpr(V)
+        self.KEYS = gl.constexpr(KEYS)
+        self.STAGES = gl.constexpr(STAGES)
+        self.CONSUMERS = gl.constexpr(CONSUMERS)
+        self.ROWS = gl.constexpr(64 * CONSUMERS)
+        self.TURNS = gl.constexpr(TURNS)
+        self.VALUES = gl.constexpr(VALUES)
+        self.STATISTICS = gl.constexpr(STATISTICS)
+        self.MOMENTS = gl.constexpr(MOMENTS)
+        self.RIGHT = gl.constexpr(RIGHT)
+        self.LEFT = gl.constexpr(LEFT)
+        self.LENGTHS = gl.constexpr(LENGTHS)
+        self.PACKED = gl.constexpr(PACKED)
+        self.SINKS = gl.constexpr(SINKS)
+        self.FACTOR = gl.constexpr(FACTOR)
+        self.SOFTCAP = gl.constexpr(SOFTCAP)
+        self.NARROW = gl.constexpr(NARROW)
+        self.dtype = gl.constexpr(dtype)
+
+
+@aggregate
+class Tile:
+    """Rows [row, row + ROWS) of a sequence of one head, and the tiles of keys they meet."""
+
+    batch: gl.tensor
+    head: gl.tensor
+    row: gl.tensor  # within the sequence
+    queries: gl.tensor  # of the sequence
+    keys: gl.tensor
+    first_query: gl.tensor  # where the sequence begins in a packed tensor, else 0
+    first_key: gl.tensor
+    offset: gl.tensor  # the diagonal passes through (row, row + offset)
+    start: gl.tensor  # tiles of keys: some row may see a key of [start, stop), at least one tile
+    full_start: gl.tensor  # every row sees every key of [full_start, full_stop)
+    full_stop: gl.tensor
+    stop: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        batch,
+        head,
+        row,
+        queries,
+        keys,
+        first_query,
+        first_key,
+        offset,
+        start,
+        full_start,
+        full_stop,
+        stop,
+    ):
+        self.batch = batch
+        self.head = head
+        self.row = row
+        self.queries = queries
+        self.keys = keys
+        self.first_query = first_query
+        self.first_key = first_key
+        self.offset = offset
+        self.start = start
+        self.full_start = full_start
+        self.full_stop = full_stop
+        self.stop = stop
+
+
+@aggregate
+class Call:
+    """Sizes and addresses of a call, the same for every tile."""
+
+    out: gl.tensor
+    lse: gl.tensor
+    statistics: gl.tensor
+    lengths: gl.tensor
+    cu_q: gl.tensor
+    cu_k: gl.tensor
+    sinks: gl.tensor
+    head_scale: gl.tensor
+    batch: gl.tensor
+    heads: gl.tensor
+    group: gl.tensor  # query heads that share a key head
+    queries: gl.tensor
+    keys: gl.tensor
+    sequences: gl.tensor
+    value_width: gl.tensor
+    out_batch: gl.tensor  # strides of the output, in eights of an element
+    out_head: gl.tensor
+    out_row: gl.tensor
+    sink_batch: gl.tensor  # strides of one value a head; 0 where the batch shares them
+    scale_batch: gl.tensor
+    scale: gl.tensor  # times log2 e, so that e^z is one exp2
+    cap: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    bottom_right: gl.tensor  # 1: the diagonal ends in the last key, 0: it starts in the first
+    plan: Plan
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        out,
+        lse,
+        statistics,
+        lengths,
+        cu_q,
+        cu_k,
+        sinks,
+        head_scale,
+        batch,
+        heads,
+        group,
+        queries,
+        keys,
+        sequences,
+        value_width,
+        out_batch,
+        out_head,
+        out_row,
+        sink_batch,
+        scale_batch,
+        scale,
+        cap,
+        left,
+        right,
+        bottom_right,
+        plan,
+    ):
+        self.out = out
+        self.lse = lse
+        self.statistics = statistics
+        self.lengths = lengths
+        self.cu_q = cu_q
+        self.cu_k = cu_k
+        self.sinks = sinks
+        self.head_scale = head_scale
+        self.batch = batch
+        self.heads = heads
+        self.group = group
+        self.queries = queries
+        self.keys = keys
+        self.sequences = sequences
+        self.value_width = value_width
+        self.out_batch = out_batch
+        self.out_head = out_head
+        self.out_row = out_row
+        self.sink_batch = sink_batch
+        self.scale_batch = scale_batch
+        self.scale = scale
+        self.cap = cap
+        self.left = left
+        self.right = right
+        self.bottom_right = bottom_right
+        self.plan = plan
+
+    @gluon.jit
+    def blocks(self):
+        """Tiles of rows of a head. A packed sequence begins a tile of its own."""
+        blocks = gl.cdiv(self.queries, self.plan.ROWS)
+        if self.plan.PACKED:
+            blocks += self.sequences
+        return blocks
+
+    @gluon.jit
+    def end(self, ends, sequence, tokens):
+        """Within the tensor, whatever stands there."""
+        return gl.minimum(gl.maximum(gl.load(ends + sequence), 0), tokens).to(gl.int32)
+
+    @gluon.jit
+    def tiles(self):
+        return self.blocks() * self.batch * self.heads
+
+    @gluon.jit
+    def tile(self, index):
+        """The tile that a program takes as the index-th of all."""
+        plan = self.plan
+        blocks = self.blocks()
+        both = self.batch * self.heads
+        if plan.RIGHT and not plan.PACKED:
+            # Rows that see most come first, over all heads. Every other round of programs is dealt
+            # out backwards: forwards alone, the first program would get the longest of each.
+            programs = gl.num_programs(0)
+            round = index // programs
+            if ((round & 1) == 1) & ((round + 1) * programs <= both * blocks):
+                index = (2 * round + 1) * programs - 1 - index
+            block = index // both
+            entry = index - block * both
+            block = blocks - 1 - block
+        else:
+            entry = index // blocks
+            block = index - entry * blocks
+        batch = entry // self.heads
+        head = entry - batch * self.heads
+        queries = self.queries
+        keys = self.keys
+        first_query = index * 0
+        first_key = index * 0
+        if plan.LENGTHS:
+            length = gl.load(self.lengths + batch).to(gl.int32)
+            keys = gl.minimum(gl.maximum(length, 0), keys)
+        if plan.PACKED:
+            # Sequence i may start at block cu_q[i] // ROWS + i: enough room for all before it.
+            low = index * 0
+            high = self.sequences
+            while high - low > 1:
+                middle = (low + high) // 2
+                begins = self.end(self.cu_q, middle, self.queries) // plan.ROWS + middle
+                if begins <= block:
+                    low = middle
+                else:
+                    high = middle
+            first_query = self.end(self.cu_q, low, self.queries)
+            first_key = self.end(self.cu_k, low, self.keys)
+            queries = gl.maximum(self.end(self.cu_q, low + 1, self.queries) - first_query, 0)
+            keys = gl.maximum(self.end(self.cu_k, low + 1, self.keys) - first_key, 0)
+            block -= first_query // plan.ROWS + low
+        row = block * plan.ROWS
+        offset = self.bottom_right * (keys - queries)
+        last_row = gl.minimum(row + plan.ROWS, queries) - 1
+        first = index * 0
+        stop = keys
+        full_first = index * 0
+        full_stop = keys
+        if plan.RIGHT:
+            stop = gl.minimum(stop, gl.maximum(last_row + offset + self.right + 1, 0))
+            full_stop = gl.minimum(full_stop, gl.maximum(row + offset + self.right + 1, 0))
+        if plan.LEFT:
+            first = gl.minimum(gl.maximum(row + offset - self.left, 0), keys)
+            full_first = gl.maximum(last_row + offset - self.left, 0)
+        start = first // plan.KEYS
+        stop = gl.maximum(gl.cdiv(stop, plan.KEYS), start + 1)
+        full_start = gl.minimum(gl.maximum(gl.cdiv(full_first, plan.KEYS), start), stop)
+        full_stop = gl.minimum(gl.maximum(full_stop // plan.KEYS, full_start), stop)
+        return Tile(
+            batch,
+            head,
+            row,
+            queries,
+            keys,
+            first_query,
+            first_key,
+            offset,
+            start,
+            full_start,
+            full_stop,
+            stop,
+        )
+
+    @gluon.jit
+    def reach(self, tile, row):
+        """Row i may see the keys [low_i, high_i)."""
+        low = row * 0
+        high = low + tile.keys
+        if self.plan.RIGHT:
+            end = gl.maximum(row + tile.offset + self.right + 1, 0)
+            high = gl.minimum(high, end)
+        if self.plan.LEFT:
+            low = gl.minimum(gl.maximum(row + tile.offset - self.left, 0), high)
+        return low, high

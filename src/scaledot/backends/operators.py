@@ -1,0 +1,297 @@
+"""Kernels as operators of torch: one graph node under torch.compile, with shapes for fake tensors,
+gradients, and a rule for vmap. `define` makes such a pair of operators of an engine.
+
+Every operator takes the same tensors and settings in the same order: that of `Inputs`, then that
+of `Settings`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scaledot.backends.inputs import Gradients, Inputs, Wanted
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result
+from scaledot.problem import Settings
+
+_TENSORS = (
+    "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? head_scale, Tensor? sinks, "
+    "Tensor? weight, Tensor? key_lengths, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed"
+)
+_SETTINGS = (
+    "float scale, bool log_n, float softcap, float dropout_p, SymInt? left, SymInt? right, "
+    "bool bottom_right"
+)
+TENSORS = len(Inputs._fields)
+SETTINGS = len(Settings._fields)
+PER_HEAD = tuple(Inputs._fields.index(n) for n in ("mask", "head_scale", "sinks", "weight"))
+
+library = torch.library.Library("scaledot", "FRAGMENT")
+
+
+class Measured(NamedTuple):
+    """What an engine's forward hands back besides the output it was given to fill."""
+
+    lse: Tensor  # [B, H, Q]
+    floats: Tensor | None = None  # [F, B, H]; packed: [F, sequences, H]
+    counts: Tensor | None = None  # [C, B, H]
+    rows: Tensor | None = None  # [5, B, H, Q]
+
+
+Forward = Callable[[Inputs, Settings, Tensor | None, bool, bool], Measured]
+Backward = Callable[[Inputs, Settings, Tensor, Tensor, Tensor, Wanted], Gradients]
+Attend = Callable[[Inputs, Settings, bool, bool], Result]
+
+
+def inputs_of(problem: Any) -> Inputs:
+    """The tensors of a problem, and a fresh seed where it drops weights out."""
+    seed = None
+    if problem.settings.dropout_p > 0.0 and problem.value is not None:
+        seed = torch.randint(2**62, (), dtype=torch.int64, device=problem.query.device)
+    return Inputs(*(getattr(problem, name) for name in Inputs._fields[:-1]), seed)
+
+
+def define(name: str, forward: Forward, backward: Backward, devices: Sequence[str]) -> Attend:
+    """Registers scaledot::{name}_forward and _backward; returns the call that uses them."""
+    library.define(
+        f"{name}_forward({_TENSORS}, {_SETTINGS}, bool wants_vitals, bool per_row) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
+    library.define(
+        f"{name}_backward({_TENSORS}, {_SETTINGS}, Tensor grad_out, Tensor out, Tensor lse, "
+        "bool wants_mask, bool wants_scale, bool wants_sinks, bool wants_weight) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
+    forward_op = getattr(torch.ops.scaledot, f"{name}_forward")
+    backward_op = getattr(torch.ops.scaledot, f"{name}_backward")
+
+    def run_forward(*arguments: Any) -> tuple[Tensor, ...]:
+        inputs, settings, (wants_vitals, per_row) = _split(arguments)
+        with _undisturbed(inputs.query):
+            out = _new_output(inputs)
+            place = None if inputs.value is None else out
+            found = forward(inputs, settings, place, wants_vitals, per_row)
+        nothing = found.lse.new_empty(0)
+        return (
+            out,
+            found.lse,
+            nothing if found.floats is None else found.floats,
+            nothing.to(torch.int64) if found.counts is None else found.counts,
+            nothing.clone() if found.rows is None else found.rows,
+        )
+
+    def run_backward(*arguments: Any) -> tuple[Tensor, ...]:
+        inputs, settings, (grad_out, out, lse, *wanted) = _split(arguments)
+        with _undisturbed(inputs.query):
+            grads = backward(inputs, settings, grad_out, out, lse, Wanted(*wanted))
+            return tuple(
+                grad_out.new_empty(0) if grad is None else grad.contiguous() for grad in grads
+            )
+
+    for device in devices:
+        library.impl(f"{name}_forward", run_forward, device)
+        library.impl(f"{name}_backward", run_backward, device)
+    torch.library.register_fake(f"scaledot::{name}_forward", _forward_shapes, lib=library)
+    torch.library.register_fake(f"scaledot::{name}_backward", _backward_shapes, lib=library)
+    torch.library.register_autograd(
+        f"scaledot::{name}_forward",
+        lambda ctx, *grads: _differentiate(ctx, backward_op, grads[0]),
+        setup_context=_setup_context,
+        lib=library,
+    )
+    torch.library.register_autograd(
+        f"scaledot::{name}_backward",
+        _refuse_second_derivative,
+        setup_context=_keep_nothing,
+        lib=library,
+    )
+    function = _function(forward_op, backward_op)
+
+    def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
+        arguments = (*inputs, *settings, wants_vitals, per_row)
+        if inputs.value is None:  # vitals carry no graph
+            arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
+        transformed = torch._C._are_functorch_transforms_active()
+        run = function.apply if transformed else forward_op
+        out, _, *measured = run(*arguments)
+        return Result(out, *measured)
+
+    return attend
+
+
+def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
+    end = TENSORS + SETTINGS
+    return Inputs(*arguments[:TENSORS]), Settings(*arguments[TENSORS:end]), arguments[end:]
+
+
+@contextlib.contextmanager
+def _undisturbed(query: Tensor) -> Iterator[None]:
+    """No graph, no autocast (the kernels choose their own precision), and the tensors' device."""
+    device = query.device.type
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if torch.is_autocast_enabled(device):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        if query.is_cuda and query.device.index != torch.cuda.current_device():
+            stack.enter_context(torch.cuda.device(query.device))
+        yield
+
+
+def _compute_type(query: Tensor) -> torch.dtype:
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
+
+
+def _new_output(inputs: Inputs) -> Tensor:
+    """Laid out like the query where it has the query's width, as torch does."""
+    query, value = inputs.query, inputs.value
+    if value is None:
+        return query.new_empty(0)
+    if value.shape[-1] == query.shape[-1] and query.stride(-1) == 1:
+        return torch.empty_like(query)
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+
+def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, _, (wants_vitals, per_row) = _split(arguments)
+    query = inputs.query
+    batch, heads, queries, _ = query.shape
+    entries = batch if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.shape[0] - 1
+    dtype = _compute_type(query)
+
+    def new(shape: tuple, kind: torch.dtype = dtype) -> Tensor:
+        return query.new_empty(shape, dtype=kind)
+
+    return (
+        _new_output(inputs),
+        new((batch, heads, queries)),
+        new((len(FLOAT_FIELDS), entries, heads) if wants_vitals else (0,)),
+        new((len(COUNT_FIELDS), entries, heads) if wants_vitals else (0,), torch.int64),
+        new((len(ROW_FIELDS), batch, heads, queries) if wants_vitals and per_row else (0,)),
+    )
+
+
+def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, _, (grad_out, _, _, *wanted) = _split(arguments)
+
+    def like(tensor: Tensor | None, asked: bool = True) -> Tensor:
+        if tensor is None or not asked:
+            return grad_out.new_empty(0)
+        return tensor.new_empty(tensor.shape)
+
+    return (
+        like(inputs.query),
+        like(inputs.key),
+        like(inputs.value),
+        like(inputs.mask, wanted[0]),
+        like(inputs.head_scale, wanted[1]),
+        like(inputs.sinks, wanted[2]),
+        like(inputs.weight, wanted[3]),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    tensors, ctx.settings, _ = _split(inputs)
+    out, lse, *measured = output
+    ctx.mark_non_differentiable(lse, *measured)
+    ctx.save_for_backward(*tensors, out, lse)
+
+
+def _differentiate(ctx: Any, run: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    wanted = [needs[position] for position in PER_HEAD]
+    grads = run(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
+    kept = [grad if need else None for grad, need in zip(grads, needs, strict=False)]
+    return (*kept, *[None] * (len(needs) - len(kept)))
+
+
+def _refuse_second_derivative(*_: Any) -> tuple[None, ...]:
+    raise RuntimeError(
+        "scaledot.attention has no second derivative; for double backward compute "
+        "softmax(q @ k.mT * scale) @ v in plain PyTorch"
+    )
+
+
+def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
+    pass
+
+
+def _function(forward_op: Any, backward_op: Any) -> Any:
+    """The operators for torch.func, whose transforms need functions with a rule for vmap."""
+
+    class Attend(torch.autograd.Function):
+        setup_context = staticmethod(_setup_context)
+
+        @staticmethod
+        def forward(*arguments: Any) -> tuple[Tensor, ...]:
+            return forward_op(*arguments)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+            return _differentiate(ctx, AttendBackward.apply, grads[0])
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
+            result = Attend.apply(*_fold_batch(info.batch_size, in_dims, arguments))
+            return _unfold_batch(result, info.batch_size, (0, 0, 1, 1, 1))
+
+    class AttendBackward(torch.autograd.Function):
+        setup_context = staticmethod(_keep_nothing)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+            return _refuse_second_derivative()
+
+        @staticmethod
+        def forward(*arguments: Any) -> tuple[Tensor, ...]:
+            return backward_op(*arguments)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
+            folded = _fold_batch(info.batch_size, in_dims, arguments)
+            # The gradient of a tensor that all samples share is wanted for each sample apart.
+            size = folded[0].shape[0]
+            for position in PER_HEAD:
+                tensor = folded[position]
+                if tensor is not None and tensor.shape[0] != size:
+                    folded[position] = tensor.expand(size, *tensor.shape[1:])
+            result = AttendBackward.apply(*folded)
+            return _unfold_batch(result, info.batch_size, (0,) * len(result))
+
+    return Attend
+
+
+def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any]:
+    """Make the vmapped dimension part of every tensor's first one."""
+    if arguments[Inputs._fields.index("cu_seqlens_q")] is not None:
+        raise ValueError("vmap over packed sequences is not supported: pack them into one call")
+    folded = list(arguments)
+    query, dim = arguments[0], in_dims[0]
+    batch = query.shape[0] if dim is None else query.movedim(dim, 0).shape[1]
+    for position, (tensor, dim) in enumerate(zip(arguments, in_dims, strict=True)):
+        if not isinstance(tensor, Tensor):
+            continue
+        if position == TENSORS - 1:  # the seed: all samples share it, each block is its own
+            folded[position] = tensor.select(dim, 0) if dim is not None else tensor
+            continue
+        shared = position in PER_HEAD
+        if dim is None and shared and tensor.shape[0] == 1:
+            continue  # one for all samples stays one
+        tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        if shared and tensor.shape[1] != batch:
+            tensor = tensor.expand(size, batch, *tensor.shape[2:])
+        folded[position] = tensor.reshape(size * tensor.shape[1], *tensor.shape[2:])
+    return folded
+
+
+def _unfold_batch(
+    result: Sequence[Tensor], size: int, dims: tuple[int, ...]
+) -> tuple[tuple, tuple]:
+    outputs, out_dims = [], []
+    for tensor, dim in zip(result, dims, strict=True):
+        empty = tensor.dim() == 1
+        outputs.append(tensor if empty else tensor.unflatten(dim, (size, -1)))
+        out_dims.append(None if empty else dim)
+    return tuple(outputs), tuple(out_dims)

@@ -1,0 +1,68 @@
+"""The GPU kernels' tests: on a GPU where there is one, else on CPU tensors in Triton's interpreter.
+
+The interpreter is chosen when triton is imported, so this file comes before every kernel module.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+
+pytest.importorskip("triton", reason="triton is not installed: no GPU kernel is tested")
+
+
+def _mend_interpreter() -> None:
+    """Two faults of triton 3.6, to be deleted with it: loop bounds that are scalars of a kernel are
+    arrays of one number, of which numpy 2.4 no longer makes an int; and products of bfloat16."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+    builder = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def multiply_bfloat16(self, a, b, d, input_precision, max_num_imprecise_acc):
+        """The interpreter holds bfloat16 as uint16 and would multiply those integers."""
+        a, b = (_as_float32(x) for x in (a, b))
+        return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+
+    def _as_float32(handle):
+        if handle.dtype != tl.bfloat16:
+            return handle
+        wide = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(wide.view(np.float32), tl.float32)
+
+    builder.create_dot = multiply_bfloat16
+
+
+if DEVICE == "cpu":
+    _mend_interpreter()
+
+
+@pytest.fixture
+def device() -> str:
+    return DEVICE
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20_17)
+
+
+@pytest.fixture(autouse=True)
+def _silent_arithmetic():
+    """A GPU overflows to infinity in silence; numpy, which interprets the kernels, would warn."""
+    with np.errstate(all="ignore"):
+        yield

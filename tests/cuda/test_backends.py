@@ -1,0 +1,422 @@
+"""The public functions on the GPU backends, against the same oracle as the CPU.
+
+Without a GPU the Triton backend runs interpreted, on few and small calls; the Hopper backend needs
+a Hopper GPU.
+"""
+
+import os
+import random
+from dataclasses import replace
+
+import oracle
+import pytest
+import torch
+from conformance import agreement
+from conformance.calls import call, draw
+
+import scaledot
+from scaledot.backends.cuda import hopper
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.problem import describe
+
+ON_GPU = torch.cuda.is_available()
+HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="no Hopper GPU here")
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="no GPU here")
+BACKENDS = ["triton", pytest.param("hopper", marks=needs_hopper)]
+DRAWN = int(os.environ.get("SCALEDOT_DRAWN", "20"))  # random calls; each compiles its own kernels
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def _tensor_cores_round_more(monkeypatch):
+    """Their sums keep fewer guard bits than a float32 adder; interpreted bfloat16 is cut off."""
+    monkeypatch.setattr(agreement, "LOGIT_ULPS", 64)
+
+
+def on(device, c):
+    """The call with its tensors on the device."""
+
+    def move(x):
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    words = {name: move(x) for name, x in c.keywords.items()}
+    return replace(c, query=move(c.query), key=move(c.key), value=move(c.value), keywords=words)
+
+
+def on_cpu(vitals):
+    moved = {name: getattr(vitals, name).cpu() for name in FLOAT_FIELDS}
+    moved |= {name: getattr(vitals, name).cpu() for name in COUNT_FIELDS}
+    rows = vitals.per_row
+    if rows is not None:
+        rows = type(rows)(*(plane.cpu() for plane in rows))
+    return scaledot.Vitals(**moved, per_row=rows)
+
+
+def assert_call_agrees(c, device, backend):
+    """attention, attention_with_vitals and vitals of one backend, all against the oracle."""
+    there = on(device, c)
+    words = {**there.keywords, "backend": backend}
+    expected = oracle.diagnose(c.query, c.key, **c.keywords)
+    out, with_output = scaledot.attention_with_vitals(*there.tensors, **words, per_row=True)
+    plain = scaledot.attention(*there.tensors, **words)
+    agreement.assert_output_agrees([out.cpu(), plain.cpu()], *c.tensors, **c.keywords)
+    agreement.assert_vitals_agree(on_cpu(with_output), expected, per_row=True)
+    alone = scaledot.vitals(there.query, there.key, **words)
+    agreement.assert_vitals_agree(on_cpu(alone), expected)
+
+
+def hopper_call(seed):
+    """A random call that the Hopper backend serves, vitals included."""
+    pick = random.Random(seed)
+    torch.manual_seed(seed)
+    batch, groups, repeats = pick.choice([(2, 2, 1), (1, 1, 4), (3, 2, 2), (1, 5, 1)])
+    c = call(
+        lead=(batch, groups * repeats),
+        key_heads=groups,
+        queries=pick.choice([1, 3, 63, 64, 65, 127, 129, 191, 193, 257, 300]),
+        keys=pick.choice([1, 2, 63, 64, 65, 127, 128, 129, 255, 300, 513, 1100]),
+        width=pick.choice([8, 16, 64, 64, 72, 96, 128, 128, 192, 256]),
+        value_width=pick.choice([8, 40, 64, 64, 96, 128, 128, 200, 256]),
+        dtype=pick.choice(SIXTEEN_BITS),
+    )
+    c = replace(c, query=c.query * pick.choice([0.1, 1, 1, 3]))
+    words = {
+        "is_causal": pick.random() < 0.5,
+        "causal_align": pick.choice(["top_left", "bottom_right"]),
+        "window": pick.choice([None, None, (0, None), (7, 3), (100, None), (None, 5)]),
+        "scale": pick.choice([None, None, 0.3, -0.4, 0.0, "log_n", torch.randn(groups * repeats)]),
+    }
+    if pick.random() < 0.3:
+        words["sinks"] = torch.randn(groups * repeats)
+    if pick.random() < 0.3:
+        words["key_lengths"] = torch.randint(0, c.key.shape[2] + 1, (batch,))
+    return c.with_keywords(**words)
+
+
+@pytest.mark.parametrize("seed", range(DRAWN if ON_GPU else 8))
+def test_any_call_on_triton(device, seed):
+    if ON_GPU:
+        dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+        drawn = draw(seed, dtypes[seed % 4])
+    else:
+        drawn = draw(seed, torch.float32, sizes=(1, 3, 7, 17, 33))
+    assert_call_agrees(drawn, device, "triton")
+
+
+@needs_hopper
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_any_call_on_hopper(device, seed):
+    assert_call_agrees(hopper_call(seed), device, "hopper")
+
+
+@needs_hopper
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_hopper_bends_logits(device, width, dtype):
+    c = call(lead=(1, 2), queries=200, keys=300, width=width, value_width=width, dtype=dtype)
+    c = replace(c, query=c.query * 4).with_keywords(softcap=20.0, is_causal=True)
+    there = on(device, c)
+    out = scaledot.attention(*there.tensors, **there.keywords, backend="hopper")
+    agreement.assert_output_agrees(out.cpu(), *c.tensors, **c.keywords)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("causal_align", ["top_left", "bottom_right"])
+def test_packed_sequences(device, backend, is_causal, causal_align):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    lengths_q, lengths_k = [5, 0, 70, 129, 1, 33], [9, 4, 70, 200, 0, 31]
+    ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
+    query = torch.randn(int(ends[0][-1]), 4, 16).to(dtype)
+    key, value = (torch.randn(int(ends[1][-1]), 2, 16).to(dtype) for _ in range(2))
+    words = {"is_causal": is_causal, "causal_align": causal_align, "enable_gqa": True}
+    there = [x.to(device) for x in (query, key, value, *ends)]
+    out, vitals = scaledot.attention_varlen_with_vitals(*there, **words, backend=backend)
+    alone = scaledot.vitals_varlen(*there[:2], *there[3:], **words, backend=backend)
+    for i in range(len(lengths_q)):
+        rows = slice(int(ends[0][i]), int(ends[0][i + 1]))
+        keys = slice(int(ends[1][i]), int(ends[1][i + 1]))
+        if not lengths_q[i]:
+            continue
+        one = [x.transpose(0, 1)[None] for x in (query[rows], key[keys], value[keys])]
+        agreement.assert_output_agrees(out[rows].cpu().transpose(0, 1)[None], *one, **words)
+        expected = oracle.diagnose(*one[:2], **words)
+        for found in (vitals, alone):
+            part = {n: getattr(on_cpu(found), n)[i : i + 1] for n in COUNT_FIELDS}
+            part |= {n: getattr(on_cpu(found), n)[i : i + 1] for n in FLOAT_FIELDS}
+            agreement.assert_vitals_agree(scaledot.Vitals(**part), expected)
+
+
+def gradients(attend, tensors, weight):
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out = attend(*leaves)
+    return torch.autograd.grad((out * weight.to(out.dtype)).sum(), leaves)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("queries", "keys", "width"), [(64, 96, 64), (33, 47, 64), (128, 128, 128)]
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients(device, backend, queries, keys, width, is_causal):
+    """Through torch's kernels and through our own, whichever serves."""
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    if not ON_GPU:
+        queries, keys, width = queries // 2, keys // 2, 16
+    c = call(
+        lead=(1, 2), queries=queries, keys=keys, width=width, value_width=width, dtype=dtype
+    ).with_keywords(is_causal=is_causal)
+    weight = torch.randn(1, 2, queries, width)
+    there = on(device, c)
+    found = gradients(
+        lambda *x: scaledot.attention(*x, is_causal=is_causal, backend=backend),
+        there.tensors,
+        weight.to(device),
+    )
+    exact = gradients(
+        lambda *x: oracle.attend(*x, **c.keywords), [x.double() for x in c.tensors], weight
+    )
+    eager = gradients(lambda *x: oracle.attend(*x, compute=dtype, **c.keywords), c.tensors, weight)
+    for got, want, plain in zip(found, exact, eager, strict=True):
+        error = (got.cpu().double() - want).abs().max()
+        honest = (plain.double() - want).abs().max()
+        assert error <= 3 * honest + 8 * torch.finfo(dtype).eps * want.abs().max()
+
+
+def test_gradients_of_everything_else(device):
+    """Mask, scale, sinks: only our own backward has them."""
+    c = call(lead=(1, 2), queries=9, keys=13, width=8, value_width=8)
+    mask = torch.randn(1, 1, 9, 13)
+    scale, sinks = torch.rand(2) + 0.3, torch.randn(2)
+    weight = torch.randn(1, 2, 9, 8)
+
+    def ours(q, k, v, m, s, z):
+        return scaledot.attention(
+            q, k, v, attn_mask=m, scale=s, sinks=z, softcap=3.0, backend="triton"
+        )
+
+    def truth(q, k, v, m, s, z):
+        return oracle.attend(q, k, v, attn_mask=m, scale=s, sinks=z, softcap=3.0)
+
+    tensors = [*c.tensors, mask, scale, sinks]
+    found = gradients(ours, [x.to(device) for x in tensors], weight.to(device))
+    exact = gradients(truth, [x.double() for x in tensors], weight)
+    for got, want in zip(found, exact, strict=True):
+        torch.testing.assert_close(got.cpu().double(), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_leaks_from_behind_the_keys(device, backend):
+    """Padding past key_lengths may hold anything."""
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(2, 2, 70, 16, dtype=dtype, device=device) for _ in range(3))
+    lengths = torch.tensor([70, 37], device=device)
+    clean = scaledot.attention(query, key, value, key_lengths=lengths, backend=backend)
+    key[1, :, 37:], value[1, :, 37:] = float("nan"), float("inf")
+    assert torch.equal(
+        scaledot.attention(query, key, value, key_lengths=lengths, backend=backend), clean
+    )
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")  # numpy, where it interprets
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_and_inf_are_seen(device, backend):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(1, 2, 70, 16, dtype=dtype, device=device) for _ in range(3))
+    query[0, 1, 11] = float("nan")
+    out, vitals = scaledot.attention_with_vitals(query, key, value, backend=backend, per_row=True)
+    assert out[0, 1, 11].isnan().all()
+    assert out[0, 1, :11].isfinite().all()
+    assert vitals.nonfinite.tolist() == [[0, 1]]
+    assert vitals.rows.tolist() == [[70, 69]]
+    assert all(plane[0, 1, 11].isnan() for plane in vitals.per_row)
+
+
+def test_it_says_who_serves_and_why(device):
+    query = torch.randn(1, 2, 70, 16, device=device)
+    problem = describe(query, query, query)
+    if not ON_GPU:
+        assert "not on a GPU" in hopper.refuses(problem)
+        return
+    choice = scaledot.backend_for(query, query, query, vitals=True)
+    assert choice.backend == "triton"
+    assert "bfloat16" in choice.refused["hopper"] or "Hopper" in choice.refused["hopper"]
+
+
+# --- only on a GPU -------------------------------------------------------------------------------
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_repeats_are_bitwise_equal(device, backend, is_causal):
+    query, key, value = (
+        torch.randn(2, 4, 517, 128, dtype=torch.bfloat16, device=device) for _ in range(3)
+    )
+
+    def once():
+        out, vitals = scaledot.attention_with_vitals(
+            query, key, value, is_causal=is_causal, backend=backend, per_row=True
+        )
+        fields = [getattr(vitals, n) for n in FLOAT_FIELDS + COUNT_FIELDS]
+        return [out, *fields, *vitals.per_row]
+
+    first = once()
+    for _ in range(250):
+        assert all(torch.equal(a, b) for a, b in zip(once(), first, strict=True))
+
+
+@needs_gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_repeat_where_determinism_is_asked_for(device, is_causal):
+    query, key, value = (
+        torch.randn(2, 4, 256, 64, dtype=torch.bfloat16, device=device) for _ in range(3)
+    )
+    weight = torch.randn_like(query)
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = [
+            gradients(
+                lambda *x: scaledot.attention(*x, is_causal=is_causal), (query, key, value), weight
+            )
+            for _ in range(51)
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cuda_graph_replays_it(device, backend):
+    query, key, value = (
+        torch.randn(1, 2, 300, 64, dtype=torch.bfloat16, device=device) for _ in range(3)
+    )
+
+    def run():
+        return scaledot.attention_with_vitals(query, key, value, is_causal=True, backend=backend)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, vitals = run()
+    for tensor in (query, key, value):
+        tensor.copy_(torch.randn_like(tensor))
+    graph.replay()
+    again, fresh = run()
+    assert torch.equal(out, again)
+    assert torch.equal(vitals.entropy, fresh.entropy)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_waits_for_the_gpu(device, backend):
+    query, key, value = (
+        torch.randn(1, 2, 300, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for _ in range(3)
+    )
+    lengths = torch.tensor([170], device=device)
+
+    def step():
+        out, _ = scaledot.attention_with_vitals(
+            query, key, value, key_lengths=lengths, backend=backend
+        )
+        out.sum().backward()
+
+    step()
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_side_stream_is_followed(device, backend):
+    query = torch.randn(2, 4, 1024, 64, dtype=torch.bfloat16, device=device)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        fresh = query * 2
+        out = scaledot.attention(fresh, fresh, fresh, backend=backend)
+    stream.synchronize()
+    assert torch.equal(out, scaledot.attention(query * 2, query * 2, query * 2, backend=backend))
+
+
+@needs_gpu
+@pytest.mark.compile
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_compile_keeps_one_graph(device, backend):
+    def f(q, k, v):
+        out, vitals = scaledot.attention_with_vitals(q, k, v, is_causal=True, backend=backend)
+        return out * 2, vitals.entropy
+
+    tensors = [
+        torch.randn(1, 2, 200, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for _ in range(3)
+    ]
+    out, entropy = torch.compile(f, fullgraph=True)(*tensors)
+    expected, fresh = f(*tensors)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(entropy, fresh)
+    out.sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in tensors)
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_heads_than_a_grid_has_rows(device, backend):
+    query = torch.randn(70_001, 1, 3, 8, dtype=torch.bfloat16, device=device)
+    out, vitals = scaledot.attention_with_vitals(query, query, query, backend=backend)
+    some = query[69_998:].double()
+    exact = torch.nn.functional.scaled_dot_product_attention(some, some, some)
+    assert (out[69_998:].double() - exact).abs().max() < 0.05
+    assert vitals.rows.sum() == 3 * 70_001
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_past_two_to_the_31(device, backend):
+    """The last head of tensors of 2^31 elements and more."""
+    tokens, width = 4096, 128
+    heads = 2**31 // (tokens * width) + 3
+    buffer = torch.empty(1, heads, tokens, width, dtype=torch.bfloat16, device=device)
+    buffer[:, :2] = torch.randn_like(buffer[:, :2])
+    buffer[:, 2:-1] = 0
+    buffer[:, -1:] = buffer[:, :1]
+    out, vitals = scaledot.attention_with_vitals(
+        buffer, buffer, buffer, is_causal=True, backend=backend
+    )
+    assert torch.equal(out[:, -1], out[:, 0])
+    assert vitals.entropy[0, -1] == vitals.entropy[0, 0]
+    assert not torch.equal(out[:, 1], out[:, 0])
+    del out, buffer
+    torch.cuda.empty_cache()
+
+
+@needs_gpu
+def test_logsumexp_far_below_zero_keeps_gradients_finite(device):
+    """cuDNN's backward is NaN there (pytorch#196678)."""
+    for keys in (128, 130):
+        query = torch.full((1, 1, keys, 64), 4.0, dtype=torch.bfloat16, device=device)
+        key = -query
+        value = torch.randn_like(query)
+        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        scaledot.attention(*leaves, backend=None).sum().backward()
+        assert all(x.grad.isfinite().all() for x in leaves)
+
+
+@needs_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second GPU here")
+def test_a_second_gpu(device):
+    query = torch.randn(1, 2, 100, 64, dtype=torch.bfloat16, device="cuda:1")
+    out = scaledot.attention(query, query, query, backend="triton")
+    assert out.device == query.device
+    assert out.isfinite().all()

@@ -1,0 +1,358 @@
+"""The portable kernel against dense float64: output, lse, and every number of a row."""
+
+import math
+
+import pytest
+import torch
+from dense_rows import attend
+
+from scaledot.backends.cuda.forward import Config, config_for, forward
+from scaledot.backends.cuda.statistics import ROW_PLANES
+from scaledot.backends.inputs import Inputs
+from scaledot.problem import Settings
+
+SMALL = Config(16, 16, 4, 1)  # many tiles of few numbers: edges everywhere, and quick to interpret
+INF = math.inf
+Q, K, D, V = 19, 35, 13, 11
+WIDE = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+def make(device, dtype=torch.float32, batch=1, heads=1, groups=1, size=(Q, K, D, V), **extra):
+    queries, keys, width, value_width = size
+    query = torch.randn(batch, heads, queries, width).to(device, dtype)
+    key = torch.randn(batch, groups, keys, width).to(device, dtype)
+    value = torch.randn(batch, groups, keys, value_width).to(device, dtype)
+    extra = {name: t.to(device) for name, t in extra.items()}
+    return Inputs(query, key, value, *[None] * 8)._replace(**extra)
+
+
+def settings(**changes):
+    plain = Settings(D**-0.5, False, 0.0, 0.0, None, None, False)
+    return plain._replace(**changes)
+
+
+def run(inputs, setting, config=SMALL, moments=True):
+    """As the operator calls it, into memory full of NaN."""
+    shape = (*inputs.query.shape[:3], inputs.value.shape[-1])
+    out = inputs.query.new_full(shape, math.nan)
+    lse, statistics = forward(inputs, setting, out, True, moments, config)
+    return out, lse, statistics
+
+
+def assert_agrees(inputs, setting, config=SMALL, keep=None):
+    """Each number within the rounding of the logits, which are of size `reach`."""
+    out, lse, statistics = run(inputs, setting, config)
+    want = attend(inputs, setting, keep)
+    dtype = inputs.query.dtype
+    eps = torch.finfo(WIDE[dtype]).eps
+    assert lse.dtype == statistics.dtype == WIDE[dtype]
+    assert out.dtype == dtype
+    finite = want.planes[0].abs()[want.planes[0].isfinite()]
+    reach = 4 + (finite.max().item() if finite.numel() else 0.0)
+    logit = 8 * eps * reach  # how far a logit may be off
+    largest = inputs.value.abs().max().item() if inputs.value.numel() else 1.0
+    assert_near(out, want.out, 4 * (torch.finfo(dtype).eps + logit) * largest, "out")
+    # A whole row at the type's lowest number: of its lse only the size is left.
+    uniform = want.lse.isfinite() & (want.lse < -1e4)
+    assert (lse[uniform] < -1e4).all()
+    assert_near(lse[~uniform], want.lse[~uniform], logit, "lse")
+    count = want.planes[6].clamp(min=1)
+    for name, got, exact in zip(ROW_PLANES, statistics, want.planes, strict=True):
+        bound = logit
+        if name == "m2":
+            bound = 4 * logit * (count * (exact + count)).sqrt().max().item() + logit
+        assert_near(got, exact, bound, name)
+    return out, lse, statistics
+
+
+def assert_near(got, want, bound, name):
+    got = got.double()
+    same = (got == want) | (got.isnan() & want.isnan())
+    error = torch.where(same, 0.0, (got - want).abs())
+    assert (error <= bound).all(), f"{name}: {error.max():.3g} is above {bound:.3g}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"right": 0},
+        {"left": 5, "right": 3, "bottom_right": True},
+        {"softcap": 1.5, "right": 2},
+        {"scale": -0.4, "right": 0, "bottom_right": True},
+    ],
+    ids=str,
+)
+def test_every_number_of_a_row(device, dtype, changes):
+    assert_agrees(make(device, dtype), settings(**changes))
+
+
+@pytest.mark.parametrize("queries", [1, 16, 17])
+@pytest.mark.parametrize("keys", [1, 16, 33])
+def test_lengths_around_a_tile(device, queries, keys):
+    inputs = make(device, torch.float16, size=(queries, keys, 16, 16))
+    for changes in ({"right": 0, "bottom_right": True}, {"left": 0}):
+        assert_agrees(inputs, settings(**changes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scale_of_zero_makes_all_keys_alike(device, dtype):
+    _, _, statistics = assert_agrees(make(device, dtype), settings(scale=0.0, right=0))
+    assert (statistics[8] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scale_of_each_head_of_either_sign(device, dtype):
+    inputs = make(
+        device, dtype, batch=2, heads=2, head_scale=torch.tensor([[0.3, -0.2], [-0.6, 0.0]])
+    )
+    assert_agrees(inputs, settings(scale=0.7, left=9))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_log_n_counts_what_the_row_sees(device, masked):
+    extra = {"mask": torch.rand(1, 1, Q, K) > 0.4} if masked else {}
+    for dtype in (torch.float32, torch.float16):
+        assert_agrees(make(device, dtype, **extra), settings(log_n=True, right=0))
+
+
+@pytest.mark.parametrize("shape", [(2, 2, Q, K), (1, 2, 1, K), (2, 1, Q, 1)])
+def test_bool_masks_of_every_broadcast_shape(device, shape):
+    mask = torch.rand(shape) > 0.3
+    mask[:, :, min(5, shape[2] - 1)] = False  # with shape[2] == 1: nobody sees anything
+    assert_agrees(make(device, batch=2, heads=2, mask=mask), settings(right=7))
+
+
+@pytest.mark.parametrize("changes", [{}, {"softcap": 3.0}, {"right": 0}], ids=str)
+def test_biases_that_hide_and_biases_that_say_hidden(device, changes):
+    bias = torch.randn(1, 1, Q, K)
+    bias[..., 3] = -INF
+    bias[:, :, 7] = -INF
+    lowest = torch.finfo(torch.float32).min
+    bias[:, :, 9] = lowest  # as many models write «masked»: the output is uniform, no row counts
+    bias[:, :, 10, 5:] = lowest
+    out, _, statistics = assert_agrees(make(device, mask=bias), settings(**changes))
+    assert (out[:, :, 7] == 0).all()
+    assert not (out[:, :, 9] == 0).any()
+    assert (statistics[6][:, :, 9] == 0).all()
+    for dtype in (torch.bfloat16, torch.float16):
+        low = bias.clamp(min=torch.finfo(dtype).min).masked_fill(bias == -INF, -INF).to(dtype)
+        assert_agrees(make(device, dtype, mask=low), settings(**changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"right": 0, "bottom_right": True}, {"left": 3}], ids=str)
+def test_keys_past_their_length_are_never_read(device, changes):
+    lengths = torch.tensor([0, 17, 16])
+    inputs = make(device, batch=3, key_lengths=lengths)
+    clean = assert_agrees(inputs, settings(**changes))
+    for b, length in enumerate(lengths.tolist()):
+        inputs.key[b, :, length:] = math.nan
+        inputs.value[b, :, length:] = math.nan
+    for got, want in zip(run(inputs, settings(**changes)), clean, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"right": 0}, {"left": 7, "right": 1, "bottom_right": True}], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_sequences_do_not_see_each_other(device, changes, dtype):
+    rows = torch.tensor([0, 2, 2, 19, 19, 19])
+    keys = torch.tensor([0, 9, 12, 34, 34, K])  # sequences without rows, without keys
+    inputs = make(device, dtype, cu_seqlens_q=rows, cu_seqlens_k=keys.int())
+    assert_agrees(inputs, settings(**changes))
+
+
+def test_tokens_of_no_sequence_see_nothing(device):
+    ends = torch.tensor([0, 3, 12])
+    inputs = make(device, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    out, lse, statistics = assert_agrees(inputs, settings())
+    assert (out[:, :, 12:] == 0).all()
+    assert (lse[:, :, 12:] == -INF).all()
+    assert (statistics[6][:, :, 12:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_are_one_more_outcome(device, dtype):
+    sinks = torch.tensor([[1.0, -INF], [300.0, -300.0]])
+    inputs = make(device, dtype, batch=2, heads=2, sinks=sinks)
+    assert_agrees(inputs, settings(right=0))
+    assert_agrees(inputs, settings(softcap=2.0))
+
+
+@pytest.mark.parametrize("sink", [INF, math.nan])
+def test_a_sink_that_is_no_number_shows_where_a_key_is_seen(device, sink):
+    inputs = make(device, heads=2, sinks=torch.tensor([[sink, 0.0]]))
+    out, lse, statistics = run(inputs, settings(right=0))
+    want = attend(inputs, settings(right=0))
+    assert (want.bad[:, 0]).any()
+    assert torch.equal(statistics[0].isnan(), want.bad)
+    assert out[want.bad].isnan().all()
+    assert lse[want.bad].isnan().all()
+    blind = inputs._replace(mask=torch.zeros(1, 1, 1, 1, device=device).bool())
+    out, lse, _ = run(blind, settings())
+    assert (out == 0).all()
+    assert (lse == -INF).all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, INF, -INF])
+@pytest.mark.parametrize(("dtype", "softcap"), [(torch.bfloat16, 0.0), (torch.float32, 5.0)])
+def test_what_is_no_number_breaks_the_rows_that_see_it(device, dtype, bad, softcap):
+    inputs = make(device, dtype)
+    inputs.key[0, 0, 17, 0] = bad
+    inputs.query[..., 0] = inputs.query[..., 0].abs() + 0.1  # logits of the sign of `bad`
+    out, _, statistics = run(inputs, settings(right=0, softcap=softcap))
+    for name, plane in zip(ROW_PLANES, statistics, strict=True):
+        if name != "count":
+            assert plane[:, :, 17:].isnan().all(), name
+            assert plane[:, :, :17].isfinite().all(), name
+    if math.isnan(bad):
+        assert out[:, :, 17:].isnan().all()
+    assert out[:, :, :16].isfinite().all()  # rows of tiles that do not hold the key
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_far_beyond_what_one_fma_keeps(device, dtype):
+    """The short step is off by a residual of the pivot: such rows are done again."""
+    inputs = make(device, dtype, size=(20, 50, 16, 5))
+    big = 3e4 if dtype == torch.float16 else 133120.0
+    inputs.query.fill_(big)
+    inputs.key.fill_(big)
+    for changes in ({"right": 0, "bottom_right": True}, {"scale": -0.37}):
+        out, _, statistics = run(inputs, settings(**changes))
+        want = attend(inputs, settings(**changes))
+        assert_near(out, want.out, 4 * torch.finfo(dtype).eps * 4, "out")
+        assert_near(statistics[2], want.planes[2], 1e-5, "entropy")
+        assert_near(statistics[3], want.planes[3], 1e-5, "top_p")
+
+
+def test_a_constant_of_a_row_changes_no_moment(device):
+    """The pivot follows the row, so m2 keeps its digits however far the logits are from zero."""
+    inputs = make(device, size=(Q, K, D, V))
+    bias = torch.full((1, 1, Q, 1), 3000.0)
+    moved = inputs._replace(mask=bias.to(device))
+    want = attend(moved, settings()).planes[8]
+    got = run(moved, settings())[2][8]
+    assert_near(got, want, 2e-2 * want.max().item(), "m2")  # float32 logits of 3000 hold 2^-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_all_logits_far_below_zero(device, dtype):
+    """flashinfer#4267, pytorch#196678: a finite start of the maximum, padded keys that score 0."""
+    inputs = make(device, dtype, size=(9, 21, 16, 5))
+    inputs.query.fill_(40.0)
+    inputs.key.copy_(-40.0 - torch.rand(inputs.key.shape))
+    assert_agrees(inputs, settings(scale=2.0))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "offset"])
+def test_layouts_of_the_inputs_and_the_output(device, layout):
+    inputs = make(device, batch=2, heads=2, groups=2, size=(5, K, D, V))
+
+    def lay(tensor):
+        if layout == "transposed":
+            return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "strided":
+            return torch.stack([tensor, tensor + 1], -1)[..., 0]
+        if layout == "expanded":
+            return tensor[:1, :1].expand_as(tensor)
+        flat = torch.cat([tensor.new_zeros(3), tensor.flatten()])
+        return flat[3:].view(tensor.shape)
+
+    laid = inputs._replace(
+        query=lay(inputs.query),
+        key=lay(inputs.key),
+        value=lay(inputs.value),
+        mask=lay(torch.randn(2, 2, 5, K, device=device)),
+    )
+    assert_agrees(laid, settings(right=0))
+    if layout != "expanded":
+        out, plain = lay(inputs.query.new_zeros(2, 2, 5, V)), inputs.query.new_zeros(2, 2, 5, V)
+        for place in (out, plain):
+            forward(laid, settings(), place, False, config=SMALL)
+        assert torch.equal(out, plain)
+
+
+@pytest.mark.parametrize(
+    "size", [(0, 5, 4, 3), (5, 0, 4, 3), (5, 7, 0, 3), (5, 7, 4, 0), (5, 1, 1, 1)], ids=str
+)
+def test_sizes_of_zero_and_one(device, size):
+    inputs = make(device, size=size)
+    if size[0]:
+        assert_agrees(inputs, settings())
+    else:
+        out, lse, statistics = run(inputs, settings())
+        assert (out.shape, lse.shape, statistics.shape) == (
+            (1, 1, 0, 3),
+            (1, 1, 0),
+            (9, 1, 1, 0),
+        )
+    none = make(device, batch=0)
+    assert run(none, settings())[2].shape == (9, 0, 1, Q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_only_and_statistics_without_moments(device, dtype):
+    inputs = make(device, dtype)
+    setting = settings(right=0, softcap=2.0)
+    out, lse, statistics = run(inputs, setting)
+    for only in (inputs, inputs._replace(value=None)):
+        found, planes = forward(only, setting, None, True, True, SMALL)
+        assert torch.equal(found, lse)
+        assert torch.equal(planes, statistics)
+    _, _, seven = run(inputs, setting, moments=False)
+    assert torch.equal(seven, statistics[:7])
+    bare = torch.empty_like(out)
+    found, nothing = forward(inputs, setting, bare, False, config=SMALL)
+    assert torch.equal(bare, out)
+    assert torch.equal(found, lse)
+    assert nothing.numel() == 0
+
+
+def test_every_query_head_reads_its_own_key_head(device):
+    """onnx PR 7274: groups are interleaved, not tiled."""
+    assert_agrees(make(device, heads=6, groups=3, size=(5, 7, 8, 4)), settings())
+
+
+@pytest.mark.parametrize("widths", [(300, 40), (40, 300), (512, 512)])
+def test_wide_heads_with_the_table_s_own_tiles(device, widths):
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = make(device, dtype, heads=1, size=(5, 18, *widths))
+        assert_agrees(inputs, settings(), config_for(inputs.query, max(widths)))
+
+
+def test_many_small_heads_in_any_order(device, monkeypatch):
+    """Heads share a group of programs; the last group is smaller than the others."""
+    monkeypatch.setattr("scaledot.backends.cuda.forward.L2_SHARE", 4 * 18 * 12 * 4)
+    inputs = make(device, batch=2, heads=3, groups=3, size=(18, 18, 8, 4))
+    assert_agrees(inputs, settings(right=0))
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_dropout_is_the_same_in_every_cut_and_keeps_the_mean(device, rate):
+    """Zero scores give p = 1 / K, so the output of an identity of values shows what was kept."""
+    inputs = make(device, batch=2, heads=2, size=(Q, 32, 8, 32), seed=torch.tensor(987654321012345))
+    inputs.query.zero_()
+    inputs.value.copy_(torch.eye(32).expand_as(inputs.value))
+    setting = settings(dropout_p=rate)
+    out, _, statistics = run(inputs, setting)
+    again = run(inputs, setting, Config(32, 16, 4, 1))[0]
+    assert torch.equal(out > 0, again > 0)
+    kept = out > 0
+    share = kept.double().mean().item()
+    spread = math.sqrt(rate * (1 - rate) / kept.numel())
+    assert abs(share - (1 - rate)) <= 4 * spread
+    if rate < 1.0:
+        assert_near(out[kept], torch.full_like(out[kept], 1 / 32 / (1 - rate)).double(), 1e-6, "p")
+        assert not torch.equal(kept[0, 0], kept[0, 1])
+        assert not torch.equal(kept[0, 0], kept[1, 0])
+        other = inputs._replace(seed=inputs.seed + 1)
+        assert not torch.equal(run(other, setting)[0] > 0, kept)
+    plain = run(inputs, settings())[2]
+    assert torch.equal(statistics, plain)  # the vitals are of the probabilities before dropout
