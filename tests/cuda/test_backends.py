@@ -352,6 +352,7 @@ def test_a_side_stream_is_followed(device, backend):
 
 @needs_gpu
 @pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torch_compile_keeps_one_graph(device, backend):
     def f(q, k, v):

@@ -75,5 +75,5 @@ def backward(
 
 
 @torch.compiler.assume_constant_result
-def capability(device: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)

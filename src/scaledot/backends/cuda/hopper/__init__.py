@@ -30,7 +30,7 @@ def refuses(problem: Problem) -> str | None:
         return "triton is not installed: pip install triton"
     if backend.TRITON not in GLUON_VERSIONS:
         return "its kernel is written for the Gluon of triton 3.6"
-    if backend.capability(query.device.index) != (9, 0):
+    if not backend.is_hopper(query.device.index):
         return "the GPU is not a Hopper GPU (compute capability 9.0)"
     if query.dtype not in (torch.bfloat16, torch.float16):
         return "it computes bfloat16 and float16"
