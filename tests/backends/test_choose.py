@@ -42,7 +42,9 @@ def tensors(queries=17, keys=17, width=8, value_width=8):
 def test_torch_serves_plain_finite_calls(keywords, keys):
     choice = scaledot.backend_for(*tensors(keys, keys), **keywords)
     assert choice.backend == "torch"
-    assert choice.refused == {"cpu": "it comes later in the table"}
+    assert choice.refused["cpu"] == "it comes later in the table"
+    assert "not on a GPU" in choice.refused["hopper"]
+    assert set(choice.refused) == {"hopper", "cpu", "triton"}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_forced_backend_that_cannot_serve_raises_with_its_reason():
 def test_forced_backend_is_the_one_that_serves():
     choice = scaledot.backend_for(*tensors(), backend="cpu")
     assert choice.backend == "cpu"
-    assert list(choice.refused) == ["torch"]
+    assert set(choice.refused) == {"torch", "hopper", "triton"}
 
 
 def test_unknown_backend_lists_the_names():

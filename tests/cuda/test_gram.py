@@ -24,7 +24,7 @@ def tolerance(device, dtype):
     return 1.5e-2 if device == "cpu" and dtype == torch.bfloat16 else 2e-3
 
 
-SHAPES = [(2, 4, 2, 300, 517, 16), (1, 2, 2, 70, 33, 24), (1, 1, 1, 600, 700, 256)]
+SHAPES = [(2, 4, 2, 300, 517, 16), (1, 2, 2, 70, 33, 24), (1, 1, 1, 600, 700, 128)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -38,7 +38,7 @@ def test_moments_are_those_of_the_logits(device, dtype, batch, heads, groups, qu
     spread = exact[1].div(queries * keys).sqrt().max().item()
     torch.testing.assert_close(found[0].double(), exact[0], rtol=0.0, atol=1e-4 * spread)
     torch.testing.assert_close(
-        found[1:].double(), exact[1:], rtol=tolerance(device, dtype), atol=0.0
+        found[1:5].double(), exact[1:], rtol=tolerance(device, dtype), atol=0.0
     )
 
 
@@ -60,6 +60,7 @@ def test_rows_that_are_not_finite_are_left_out(device):
     clean = gram.head_moments(torch.cat([query[:, :, :70], query[:, :, 71:]], 2), key, 0.25, None)
     query[0, 0, 70, 3] = math.nan
     found = gram.head_moments(query, key, 0.25, None)
+    assert found[5].item() == clean[5].item() == 149
     torch.testing.assert_close(found, clean, rtol=1e-3, atol=1e-3)
 
 

@@ -281,6 +281,7 @@ def head_moments_of(planes, inputs):
             (m2 / count).sum(-1).float(),
             squares[0],
             squares[1].repeat_interleave(repeats, 1),
+            torch.full_like(squares[0], planes.shape[-1]),
         ]
     )
 
@@ -293,7 +294,7 @@ def test_given_moments_are_used(device, shape):
     wanted = expected(planes, inputs)
     found = summary.summarise(planes[:7].contiguous(), inputs, SETTINGS, moments)
     assert_same(found, wanted, rtol=1e-6)
-    moments[3:] *= 4.0  # neither query nor key is read: the answer follows the moments
+    moments[3:5] *= 4.0  # neither query nor key is read: the answer follows the moments
     doubled = summary.summarise(planes[:7].contiguous(), inputs, SETTINGS, moments)
     torch.testing.assert_close(doubled[0][11:], 2 * found[0][11:])
 

@@ -28,6 +28,8 @@ TENSORS = len(Inputs._fields)
 SETTINGS = len(Settings._fields)
 PER_HEAD = tuple(Inputs._fields.index(n) for n in ("mask", "head_scale", "sinks", "weight"))
 
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # not fake, not a subclass that traces
+
 library = torch.library.Library("scaledot", "FRAGMENT")
 
 
@@ -50,7 +52,7 @@ def inputs_of(problem: Any) -> Inputs:
     seed = None
     if problem.settings.dropout_p > 0.0 and problem.value is not None:
         seed = torch.randint(2**62, (), dtype=torch.int64, device=problem.query.device)
-    return Inputs(*(getattr(problem, name) for name in Inputs._fields[:-1]), seed)
+    return Inputs._make([*(getattr(problem, name) for name in Inputs._fields[:-1]), seed])
 
 
 def define(name: str, forward: Forward, backward: Backward, devices: Sequence[str]) -> Attend:
@@ -111,6 +113,9 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
 
     def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
         arguments = (*inputs, *settings, wants_vitals, per_row)
+        if _is_plain(inputs):
+            out, _, *measured = run_forward(*arguments)
+            return Result(out, *measured)
         if inputs.value is None:  # vitals carry no graph
             arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
         transformed = torch._C._are_functorch_transforms_active()
@@ -119,6 +124,22 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         return Result(out, *measured)
 
     return attend
+
+
+def _is_plain(inputs: Inputs) -> bool:
+    """Nobody traces, transforms or differentiates: the operator would only cost time."""
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and all(type(tensor) in PLAIN_TENSORS and not tensor.is_meta for tensor in tensors)
+        and (
+            inputs.value is None
+            or not torch.is_grad_enabled()
+            or not any(tensor.requires_grad for tensor in tensors)
+        )
+    )
 
 
 def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:

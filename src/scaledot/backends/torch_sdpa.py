@@ -3,6 +3,10 @@
 Where it errs on a CPU (torch 2.13), this backend refuses: a NaN query over fewer than 16 keys comes
 out as zeros; hidden keys and values that are not finite leak into the rows that cannot see them;
 causal with a scale of zero or below is NaN.
+
+On a GPU it serves short sequences on Hopper, where cuDNN starts faster than our kernel, and only
+shapes that leave cuDNN no padding: its padded tiles, odd strides and misaligned addresses are where
+its errors were found (pytorch#196678 and others).
 """
 
 import math
@@ -20,6 +24,10 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # not fake, not a subclass that tr
 
 # Rows shorter than one vector register take a scalar path whose maximum drops NaN.
 VECTOR_KEYS = 16
+
+CUDNN_WIDTHS = (64, 128, 256)
+CUDNN_TILE = 128  # rows and keys
+MAX_GRID = 65535
 
 
 def refuses(problem: Problem) -> str | None:
@@ -49,8 +57,10 @@ def refuses(problem: Problem) -> str | None:
         return "an empty tensor"
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
+    if query.is_cuda:
+        return _gpu_reason(query, key, value, settings.right is not None)
     if not query.is_cpu:
-        return f"its kernels for {query.device.type} are not vetted yet"
+        return f"its kernels for {query.device.type} are not vetted"
     if torch._C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
     return _data_reason(query, key, value, settings.right is not None)
@@ -120,6 +130,34 @@ def _data_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str
     if -math.inf < total < math.inf:
         return None
     return "NaN or inf in the inputs: its kernel would hide or spread it"
+
+
+def _gpu_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str | None:
+    """Measured on an H200: benchmarks/results/gpu.csv."""
+    if torch.cuda.get_device_capability(query.device) != (9, 0):
+        return "its kernels for this GPU are not vetted"
+    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] not in CUDNN_WIDTHS:
+        return "on a GPU it serves 16-bit types and widths of 64, 128 and 256"
+    if query.shape[-2] % CUDNN_TILE or key.shape[-2] % CUDNN_TILE:
+        return "cuDNN errs in padded tiles"
+    if max(query.shape[0], query.shape[1]) > MAX_GRID or not all(
+        map(_is_regular, (query, key, value))
+    ):
+        return "cuDNN takes no such batch, address or stride"
+    if torch.are_deterministic_algorithms_enabled() and _needs_gradient(query, key, value):
+        return "cuDNN's gradients are not deterministic"
+    shorter = 8192 if causal and query.shape[-1] == 64 else 2048
+    if key.shape[-2] >= shorter:
+        return "our kernel is faster from this length on"
+    return None
+
+
+def _is_regular(tensor: Tensor) -> bool:
+    """16-byte address and steps, no dimension that repeats."""
+    steps = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    return tensor.data_ptr() % 16 == 0 and all(
+        size == 1 or (step > 0 and step % 8 == 0) for size, step in steps
+    )
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

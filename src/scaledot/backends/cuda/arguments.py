@@ -81,4 +81,4 @@ def dot_precision(query: Tensor) -> str:
 
 def padded(width: int) -> int:
     """A tile's width: a power of two, and at least what a matrix product takes."""
-    return max(triton.next_power_of_2(width), 16)
+    return max(int(triton.next_power_of_2(width)), 16)

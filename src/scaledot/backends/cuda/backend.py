@@ -74,6 +74,9 @@ def backward(
     return dot_backward.backward(inputs, settings, grad_out, out, lse, wanted)
 
 
-@torch.compiler.assume_constant_result
 def is_hopper(device: int) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler for it.
+is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]

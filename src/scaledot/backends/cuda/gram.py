@@ -12,7 +12,10 @@ so the spread over all pairs is the second line plus m times the third. That cos
 operations against attention's 4 n m d. Everything is centred before it is squared, so a large
 common part of the keys, which moves no probability, costs no digits either.
 
-A row that holds NaN or inf is left out: its logits are broken, and it counts nowhere.
+Two launches: Gram matrices of chunks of rows, queries and keys side by side; then one program a
+head that adds the chunks up by Chan's rule and multiplies. Widths end at 128: a wider matrix does
+not fit into the registers of one program, and the wider the head, the cheaper are sums inside the
+pass. A row that holds NaN or inf is left out: its logits are broken, and it counts nowhere.
 """
 
 import torch
@@ -21,137 +24,135 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 64  # read at a time
+WIDEST = 128
 PROGRAMS = 264  # two for each multiprocessor of a Hopper GPU
-HEAD_MOMENTS = 5
+HEAD_MOMENTS = 6
 
 
 def head_moments(query: Tensor, key: Tensor, scale: float, head_scale: Tensor | None) -> Tensor:
-    """[5, B, H] float32: mean of z, m2 of z, sum of the rows' variances, sums of q^2 and of k^2.
+    """[6, B, H] float32: mean of z, m2 of z, sum of the rows' variances, sums of q^2 and of k^2,
+    and the number of rows in them.
 
     query [B, H, Q, D], key [B, G, K, D] of a call in which every row sees every key.
     """
-    batch, heads, _, width = query.shape
-    groups = key.shape[1]
-    padded = max(triton.next_power_of_2(width), 16)
-    of_queries = _gram_matrices(query, padded)
-    of_keys = _gram_matrices(key, padded)
-    out = torch.empty(HEAD_MOMENTS, batch, heads, dtype=torch.float32, device=query.device)
+    batch, heads, queries, width = query.shape
+    groups, keys = key.shape[1:3]
+    padded = max(int(triton.next_power_of_2(width)), 16)
+    assert padded <= WIDEST
+    all_heads = batch * (heads + groups)
+    chunks = min(PROGRAMS // all_heads, -(-max(queries, keys) // (4 * ROWS)))
+    chunks = max(chunks, 1)
+    device = query.device
+    grams = torch.empty(all_heads, chunks, padded, padded, dtype=torch.float32, device=device)
+    means = torch.empty(all_heads, chunks, padded, dtype=torch.float32, device=device)
+    counts = torch.empty(all_heads, chunks, dtype=torch.float32, device=device)
+    _gram_chunks[(all_heads * chunks,)](
+        query,
+        key,
+        grams,
+        means,
+        counts,
+        batch * heads,
+        heads,
+        groups,
+        queries,
+        keys,
+        width,
+        chunks,
+        *query.stride(),
+        *key.stride(),
+        WIDTH=padded,
+        ROWS=ROWS,
+        num_warps=4 if padded <= 64 else 8,
+    )
+    out = torch.empty(HEAD_MOMENTS, batch, heads, dtype=torch.float32, device=device)
     _combine[(batch * heads,)](
-        *of_queries,
-        *of_keys,
+        grams,
+        means,
+        counts,
         out,
         head_scale,
         scale,
         batch,
         heads,
-        heads // groups,
         groups,
-        of_queries[0].shape[1],
-        of_keys[0].shape[1],
+        chunks,
         0 if head_scale is None or head_scale.shape[0] == 1 else head_scale.stride(0),
         WIDTH=padded,
-        COLUMNS=min(padded, 64),
+        CHUNKS=int(triton.next_power_of_2(chunks)),
         num_warps=8,
     )
     return out
 
 
-def _gram_matrices(rows: Tensor, padded: int) -> tuple[Tensor, Tensor]:
-    """Of chunks of rows: centred Gram matrices [heads, chunks, D, D], and for each column its mean
-    [heads, chunks, 2, D], the number of rows beside it."""
-    batch, heads, number, width = rows.shape
-    columns = min(padded, 128)
-    slices = padded // columns
-    chunks = max(min(-(-number // (4 * ROWS)), PROGRAMS // (batch * heads * slices)), 1)
-    shape = (batch * heads, chunks)
-    grams = torch.empty(*shape, padded, padded, dtype=torch.float32, device=rows.device)
-    means = torch.empty(*shape, 2, padded, dtype=torch.float32, device=rows.device)
-    _gram_chunks[(batch * heads * chunks * slices,)](
-        rows,
-        grams,
-        means,
-        heads,
-        number,
-        width,
-        chunks,
-        *rows.stride(),
-        WIDTH=padded,
-        COLUMNS=columns,
-        ROWS=ROWS,
-        num_warps=4 if padded <= 64 else 8,
-    )
-    return grams, means
-
-
 @triton.jit
 def _gram_chunks(
-    rows_ptr,
+    query_ptr,
+    key_ptr,
     grams_ptr,
     means_ptr,
+    counts_ptr,
+    query_heads,
     heads,
-    number,
+    groups,
+    queries,
+    keys,
     width,
     chunks,
-    stride_b,
-    stride_h,
-    stride_n,
-    stride_d,
+    stride_qb,
+    stride_qh,
+    stride_qn,
+    stride_qd,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_kd,
     WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    SLICES: tl.constexpr = WIDTH // COLUMNS
     program = tl.program_id(0)
-    part = program % SLICES
-    chunk = (program // SLICES) % chunks
-    head = (program // SLICES) // chunks
-    start_of_head = (head // heads).to(tl.int64) * stride_b + (head % heads).to(tl.int64) * stride_h
-    rows_ptr += start_of_head
+    chunk = program % chunks
+    head = program // chunks
+    if head < query_heads:
+        entry, own = head // heads, head % heads
+        rows_ptr = query_ptr + entry.to(tl.int64) * stride_qb + own.to(tl.int64) * stride_qh
+        number, stride_n, stride_d = queries, stride_qn, stride_qd
+    else:
+        entry, own = (head - query_heads) // groups, (head - query_heads) % groups
+        rows_ptr = key_ptr + entry.to(tl.int64) * stride_kb + own.to(tl.int64) * stride_kh
+        number, stride_n, stride_d = keys, stride_kn, stride_kd
     size = tl.cdiv(tl.cdiv(number, chunks), ROWS) * ROWS
-    first = chunk * size
+    first = tl.minimum(chunk * size, number)
     last = tl.minimum(first + size, number)
     d = tl.arange(0, WIDTH)
-    c = part * COLUMNS + tl.arange(0, COLUMNS)
+    kind: tl.constexpr = query_ptr.dtype.element_ty
 
     # Counted from the mean of the first rows: any point near the middle of all rows would do.
     x, whole = _load(rows_ptr, first, last, d, width, stride_n, stride_d, ROWS)
-    present = tl.sum(whole.to(tl.float32), 0)
-    centre = tl.sum(x, 0) / tl.maximum(present, 1.0)
-    y, _ = _load(rows_ptr, first, last, c, width, stride_n, stride_d, ROWS)
-    kept = tl.sum(tl.where(whole[:, None], y, 0.0), 0)
-    centre_c = kept / tl.maximum(present, 1.0)
+    centre = tl.sum(x, 0) / tl.maximum(tl.sum(whole.to(tl.float32), 0), 1.0)
 
-    gram = tl.zeros([WIDTH, COLUMNS], tl.float32)
+    gram = tl.zeros([WIDTH, WIDTH], tl.float32)
     total = tl.zeros([WIDTH], tl.float32)
-    total_c = tl.zeros([COLUMNS], tl.float32)
     count = 0.0
-    for row in range(first, last, ROWS):
-        x, whole = _load(rows_ptr, row, last, d, width, stride_n, stride_d, ROWS)
+    for start in range(first, last, ROWS):
+        x, whole = _load(rows_ptr, start, last, d, width, stride_n, stride_d, ROWS)
         x = tl.where(whole[:, None], x - centre[None, :], 0.0)
-        if SLICES == 1:
-            y = x
-        else:
-            y, _ = _load(rows_ptr, row, last, c, width, stride_n, stride_d, ROWS)
-            y = tl.where(whole[:, None], y - centre_c[None, :], 0.0)
         total += tl.sum(x, 0)
-        total_c += tl.sum(y, 0)
         count += tl.sum(whole.to(tl.float32), 0)
-        kind: tl.constexpr = rows_ptr.dtype.element_ty
-        gram = tl.dot(tl.trans(x).to(kind), y.to(kind), gram, input_precision="ieee")
-    number_of = tl.maximum(count, 1.0)
-    gram -= total[:, None] * (total_c / number_of)[None, :]
+        narrow = x.to(kind)
+        gram = tl.dot(tl.trans(narrow), narrow, gram, input_precision="ieee")
+    shift = total / tl.maximum(count, 1.0)
+    gram -= total[:, None] * shift[None, :]  # about the mean of the chunk itself
     place = (head * chunks + chunk).to(tl.int64)
-    grams_ptr += place * WIDTH * WIDTH
-    tl.store(grams_ptr + d[:, None] * WIDTH + c[None, :], gram)
-    means_ptr += place * 2 * WIDTH
-    tl.store(means_ptr + c, centre_c + total_c / number_of)
-    tl.store(means_ptr + WIDTH + c, count + tl.zeros([COLUMNS], tl.float32))
+    tl.store(grams_ptr + place * WIDTH * WIDTH + d[:, None] * WIDTH + d[None, :], gram)
+    tl.store(means_ptr + place * WIDTH + d, centre + shift)
+    tl.store(counts_ptr + place, count)
 
 
 @triton.jit
-def _load(rows_ptr, row, last, d, width, stride_n, stride_d, ROWS: tl.constexpr):
-    """[ROWS, ...] in float32, zeros where a row is not all finite, and which rows are."""
-    n = row + tl.arange(0, ROWS)
+def _load(rows_ptr, start, last, d, width, stride_n, stride_d, ROWS: tl.constexpr):
+    """[ROWS, WIDTH] in float32, zeros where a row is not all finite; which rows are."""
+    n = start + tl.arange(0, ROWS)
     inside = (n < last)[:, None] & (d < width)[None, :]
     at = rows_ptr + n.to(tl.int64)[:, None] * stride_n + d[None, :] * stride_d
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
@@ -161,88 +162,73 @@ def _load(rows_ptr, row, last, d, width, stride_n, stride_d, ROWS: tl.constexpr)
 
 @triton.jit
 def _combine(
-    q_grams_ptr,
-    q_means_ptr,
-    k_grams_ptr,
-    k_means_ptr,
+    grams_ptr,
+    means_ptr,
+    counts_ptr,
     out_ptr,
     head_scale_ptr,
     scale,
     batch,
     heads,
-    group,
     groups,
-    q_chunks,
-    k_chunks,
+    chunks,
     stride_scale,
     WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
     head = tl.program_id(0)
     entry, own = head // heads, head % heads
-    key_head = entry * groups + own // group
-    q_grams_ptr += head.to(tl.int64) * q_chunks * WIDTH * WIDTH
-    k_grams_ptr += key_head.to(tl.int64) * k_chunks * WIDTH * WIDTH
-    q_means_ptr += head.to(tl.int64) * q_chunks * 2 * WIDTH
-    k_means_ptr += key_head.to(tl.int64) * k_chunks * 2 * WIDTH
+    key_head = batch * heads + entry * groups + own // (heads // groups)
+    queries = head.to(tl.int64) * chunks
+    keys = key_head.to(tl.int64) * chunks
+    q_mean, n = _mean(means_ptr, counts_ptr, queries, chunks, WIDTH, CHUNKS)
+    k_mean, m = _mean(means_ptr, counts_ptr, keys, chunks, WIDTH, CHUNKS)
+    a = _gram(grams_ptr, means_ptr, counts_ptr, queries, chunks, q_mean, WIDTH)
+    b = _gram(grams_ptr, means_ptr, counts_ptr, keys, chunks, k_mean, WIDTH)
     d = tl.arange(0, WIDTH)
-    q_mean, rows = _mean(q_means_ptr, q_chunks, d, WIDTH)
-    k_mean, columns = _mean(k_means_ptr, k_chunks, d, WIDTH)
-    product = 0.0
-    seen_by_mean = 0.0
-    between = 0.0
-    q_squares = tl.sum(q_mean * q_mean * rows, 0)
-    k_squares = tl.sum(k_mean * k_mean * columns, 0)
-    for column in range(0, WIDTH, COLUMNS):
-        c = column + tl.arange(0, COLUMNS)
-        a = _gram(q_grams_ptr, q_means_ptr, q_chunks, d, c, WIDTH)
-        b = _gram(k_grams_ptr, k_means_ptr, k_chunks, d, c, WIDTH)
-        diagonal = d[:, None] == c[None, :]
-        q_mean_c, _ = _mean(q_means_ptr, q_chunks, c, WIDTH)
-        k_mean_c, _ = _mean(k_means_ptr, k_chunks, c, WIDTH)
-        product += tl.sum(tl.sum(a * b, 1), 0)
-        seen_by_mean += tl.sum(tl.sum(b * q_mean[:, None] * q_mean_c[None, :], 1), 0)
-        between += tl.sum(tl.sum(a * k_mean[:, None] * k_mean_c[None, :], 1), 0)
-        q_squares += tl.sum(tl.sum(tl.where(diagonal, a, 0.0), 1), 0)
-        k_squares += tl.sum(tl.sum(tl.where(diagonal, b, 0.0), 1), 0)
+    product = tl.sum(tl.sum(a * b, 1), 0)
+    seen_by_mean = tl.sum(tl.sum(b * q_mean[None, :], 1) * q_mean, 0)
+    between = tl.sum(tl.sum(a * k_mean[None, :], 1) * k_mean, 0)
+    diagonal = d[:, None] == d[None, :]
+    q_squares = n * tl.sum(q_mean * q_mean, 0) + tl.sum(tl.sum(tl.where(diagonal, a, 0.0), 1), 0)
+    k_squares = m * tl.sum(k_mean * k_mean, 0) + tl.sum(tl.sum(tl.where(diagonal, b, 0.0), 1), 0)
     if head_scale_ptr is not None:
         scale = scale * tl.load(head_scale_ptr + entry.to(tl.int64) * stride_scale + own)
         scale = scale.to(tl.float32)
-    n = tl.max(rows, 0)
-    m = tl.maximum(tl.max(columns, 0), 1.0)
-    mean = scale * tl.sum(q_mean * k_mean, 0)
+    columns = tl.maximum(m, 1.0)
     within = scale * scale * tl.maximum(product + n * seen_by_mean, 0.0)
-    spread = within + m * scale * scale * tl.maximum(between, 0.0)
+    spread = within + columns * scale * scale * tl.maximum(between, 0.0)
     stride = batch * heads
-    tl.store(out_ptr + head, mean)
+    tl.store(out_ptr + head, scale * tl.sum(q_mean * k_mean, 0))
     tl.store(out_ptr + stride + head, spread)
-    tl.store(out_ptr + 2 * stride + head, within / m)
+    tl.store(out_ptr + 2 * stride + head, within / columns)
     tl.store(out_ptr + 3 * stride + head, q_squares)
     tl.store(out_ptr + 4 * stride + head, k_squares)
+    tl.store(out_ptr + 5 * stride + head, n)
 
 
 @triton.jit
-def _mean(means_ptr, chunks, d, WIDTH: tl.constexpr):
-    """Over all chunks, and the number of rows (the same in every column)."""
-    total = tl.zeros_like(d).to(tl.float32)
-    count = tl.zeros_like(d).to(tl.float32)
-    for chunk in range(chunks):
-        rows = tl.load(means_ptr + (2 * chunk + 1) * WIDTH + d)
-        total += rows * tl.load(means_ptr + 2 * chunk * WIDTH + d)
-        count += rows
-    return total / tl.maximum(count, 1.0), count
+def _mean(means_ptr, counts_ptr, place, chunks, WIDTH: tl.constexpr, CHUNKS: tl.constexpr):
+    """Of the rows of all chunks, and how many they are."""
+    d = tl.arange(0, WIDTH)
+    chunk = tl.arange(0, CHUNKS)
+    present = chunk < chunks
+    rows = tl.load(counts_ptr + place + chunk, mask=present, other=0.0)
+    at = means_ptr + (place + chunk)[:, None] * WIDTH + d[None, :]
+    means = tl.load(at, mask=present[:, None], other=0.0)
+    number = tl.sum(rows, 0)
+    return tl.sum(means * rows[:, None], 0) / tl.maximum(number, 1.0), number
 
 
 @triton.jit
-def _gram(grams_ptr, means_ptr, chunks, d, c, WIDTH: tl.constexpr):
-    """The centred Gram matrix of all chunks, by Chan's rule."""
-    mean_d, _ = _mean(means_ptr, chunks, d, WIDTH)
-    mean_c, _ = _mean(means_ptr, chunks, c, WIDTH)
-    gram = tl.load(grams_ptr + d[:, None] * WIDTH + c[None, :]) * 0.0
+def _gram(grams_ptr, means_ptr, counts_ptr, place, chunks, mean, WIDTH: tl.constexpr):
+    """The Gram matrix of all chunks, about their common mean."""
+    d = tl.arange(0, WIDTH)
+    gram = tl.zeros([WIDTH, WIDTH], tl.float32)
     for chunk in range(chunks):
-        gram += tl.load(grams_ptr + (chunk * WIDTH + d[:, None]) * WIDTH + c[None, :])
-        rows = tl.load(means_ptr + (2 * chunk + 1) * WIDTH + c)
-        off_d = tl.load(means_ptr + 2 * chunk * WIDTH + d) - mean_d
-        off_c = tl.load(means_ptr + 2 * chunk * WIDTH + c) - mean_c
-        gram += off_d[:, None] * (off_c * rows)[None, :]
+        at = (place + chunk) * WIDTH
+        gram += tl.load(grams_ptr + at * WIDTH + d[:, None] * WIDTH + d[None, :])
+        rows = tl.load(counts_ptr + place + chunk)
+        off = tl.load(means_ptr + at + d) - mean
+        gram += (off * rows)[:, None] * off[None, :]
     return gram

@@ -12,9 +12,9 @@ their order, divides, and writes the vitals. Sums are float64; no atomics, so th
 same bits.
 
 Where Gram matrices gave the moments and squares of whole heads (`head_moments`), only the rows'
-numbers are read. Those moments are of all rows and all keys: in a head where some row does not
-count, the second launch reads the entries of query and key itself, and moments that a broken row
-has entered are NaN.
+numbers are read. Those moments leave out the rows that are not finite themselves: in a head where
+some row does not count, the second launch reads the entries of query and key itself, and where
+another row is broken too (finite entries, a score that overflowed) the moments are NaN.
 """
 
 from typing import Any, NamedTuple
@@ -68,8 +68,9 @@ def summarise(
     """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
 
     statistics [PLANES, B, H, Q]: see statistics.py; E is B, or the number of packed sequences.
-    head_moments [5, B, H], of heads without packing or lengths: the mean of z over all pairs, their
-    m2 about it, the sum over rows of the row's variance, the sums of squares of query and key.
+    head_moments [6, B, H], of heads without packing or lengths: the mean of z over all pairs, their
+    m2 about it, the sum over rows of the row's variance, the sums of squares of query and key, and
+    the number of rows that these are of.
     """
     query, key = inputs.query, inputs.key
     batch, heads, queries, width = query.shape
@@ -506,7 +507,8 @@ def _combine_chunks(
     if MOMENTS_GIVEN:
         fields = tl.cast(batch, tl.int64) * heads
         moments_ptr = head_moments_ptr + place
-        unknown = tl.where(nonfinite > 0, float("nan"), 0.0)
+        rows_in_them = tl.load(moments_ptr + 5 * fields).to(tl.float64)
+        unknown = tl.where(rows_in_them != rows, float("nan"), 0.0)
         mean = tl.load(moments_ptr).to(tl.float64) + unknown
         m2 = tl.load(moments_ptr + fields).to(tl.float64) + unknown
         variance = tl.load(moments_ptr + 2 * fields).to(tl.float64) + unknown

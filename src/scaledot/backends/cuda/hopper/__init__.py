@@ -18,6 +18,7 @@ MOST_TOKENS = 2**30  # positions are int32 in the kernel
 # Gram matrices give the logits' moments where every row sees every key. They cost d/n of the pass,
 # sums inside the pass a seventh of it (docs/kernels.md).
 GRAM_FROM_KEYS = 1024
+GRAM_WIDTHS = range(8, 129, 8)
 
 
 def refuses(problem: Problem) -> str | None:
@@ -83,7 +84,9 @@ def _by_gram(inputs: Inputs, settings: Settings) -> bool:
         and inputs.key_lengths is None
         and inputs.cu_seqlens_q is None
     )
-    return everything_is_seen and not settings.log_n and inputs.key.shape[2] >= GRAM_FROM_KEYS
+    keys, width = inputs.key.shape[2:]
+    long = keys >= GRAM_FROM_KEYS and width in GRAM_WIDTHS
+    return everything_is_seen and long and not settings.log_n
 
 
 _attend = operators.define("hopper", _forward, backend.backward, ("CUDA",))

@@ -29,13 +29,15 @@ class Config(NamedTuple):
     turns: bool
 
 
-def config_for(width: int, *, values: bool, statistics: bool) -> Config:
-    """By the widest of the tensors."""
+def config_for(width: int, keys: int, *, values: bool, statistics: bool, causal: bool) -> Config:
+    """By the widest of the tensors and the length."""
     if not values:  # short products, long softmax: as many warps as there are registers for
         return Config(128, 2, 3, False) if width <= 128 else Config(128, 2, 2, False)
     if width <= 64:
-        # Three consumers keep the exponential units busy; with statistics they would spill.
-        return Config(128, 2, 2, True) if statistics else Config(128, 2, 3, False)
+        # Three consumers keep the exponential units busy, but with statistics they would spill,
+        # and a tile of 192 rows meets more masked tiles of keys.
+        few = statistics or (causal and keys < 8192)
+        return Config(128, 2, 2, True) if few else Config(128, 2, 3, False)
     if width <= 128:
         return Config(128, 2, 2, True)
     return Config(64, 2, 2, False)
@@ -60,7 +62,13 @@ def forward(
     rows = lse.new_empty(planes, batch, heads, queries)
     value_width = value.shape[-1]
     d, v = _padded(width), _padded(value_width)
-    config = config or config_for(max(d, v), values=out is not None, statistics=statistics)
+    config = config or config_for(
+        max(d, v),
+        keys,
+        values=out is not None,
+        statistics=statistics,
+        causal=settings.right is not None,
+    )
     tile_rows = 64 * config.consumers
     packed = inputs.cu_seqlens_q is not None
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
@@ -171,7 +179,7 @@ def _factor(inputs: Inputs, settings: Settings) -> str:
 
 
 def _padded(width: int) -> int:
-    return max(triton.next_power_of_2(width), 64)
+    return max(int(triton.next_power_of_2(width)), 64)
 
 
 def _usable(tensor: Tensor) -> Tensor:
