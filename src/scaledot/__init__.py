@@ -1,5 +1,7 @@
 """scaledot: scaled dot-product attention that reports its own vital signs."""
 
+from typing import TYPE_CHECKING, Any
+
 from scaledot import measure, nn, scale
 from scaledot.functional import (
     additive_attention,
@@ -16,9 +18,13 @@ from scaledot.measure import RowState, Vitals
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from scaledot.watch import Watch
+
 __all__ = [
     "RowState",
     "Vitals",
+    "Watch",
     "additive_attention",
     "additive_attention_with_vitals",
     "attention",
@@ -32,3 +38,11 @@ __all__ = [
     "vitals",
     "vitals_varlen",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Watch":  # on first use: importing scaledot stays as light as torch
+        from scaledot.watch import Watch
+
+        return Watch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

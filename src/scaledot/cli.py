@@ -17,6 +17,9 @@ import scaledot
 
 VERBS = {
     "demo": ("scaledot.lab.demo", "why attention divides by sqrt(d_k), in measured numbers"),
+    "run": ("scaledot.watch.run", "a training script under the watch, without editing it"),
+    "top": ("scaledot.watch.top", "a run's heads in the terminal, live or after it has ended"),
+    "check": ("scaledot.watch.check", "how healthy each head of a saved model is"),
     "bench": ("scaledot.bench", "time and memory against torch, after a correctness gate"),
 }
 

@@ -1,0 +1,163 @@
+"""How often the watch looks: its own cost, held against the time of a step."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+REMEMBERED = 9  # steps and samples whose median is believed; an evaluation in between is outvoted
+RAREST = 10_000  # steps between two samples, however dear a sample is
+
+
+class Cadence:
+    """Says which steps are due, so that the watch takes at most `budget` of the step time.
+
+    every: obeyed as it is, whatever it costs. None: the first two steps, then as the budget allows.
+    The first sample pays for what is loaded and built once; it is shown as `startup` and not
+    charged. What a call costs that is not due (one comparison) is not counted.
+    """
+
+    def __init__(
+        self,
+        every: int | None = None,
+        budget: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if every is not None and (isinstance(every, bool) or every != int(every) or every < 1):
+            raise ValueError(
+                f"every={every!r} must be a whole number of steps, 1 or more; "
+                f"leave it out to stay inside the budget"
+            )
+        if not 0.0 < budget <= 1.0:
+            raise ValueError(
+                f"budget={budget!r} must be a share of the step time, above 0 and at most 1; "
+                f"0.01 is 1 %"
+            )
+        self.fixed = every is not None
+        self.every = 1 if every is None else int(every)
+        self.budget = budget
+        self.clock = clock
+        self.step = 0
+        self.due = True  # now, in the step that is running
+        self.startup = 0.0  # seconds that the first sample took
+        self.step_time: float | None = None  # seconds of the last step, the watch's included
+        self._spent = 0.0  # in this step
+        self._charged = self._elapsed = 0.0  # since the first sample
+        self._samples: deque[float] = deque(maxlen=REMEMBERED)
+        self._steps: deque[float] = deque(maxlen=REMEMBERED)
+        self._last_due = 0
+        self._began: float | None = None
+        self._marks: list[tuple[Any, Any]] = []  # pairs of CUDA events of the last sample
+
+    @property
+    def share(self) -> float | None:
+        """What the watch took of all the time since its first sample; None: too early to say."""
+        return self._charged / self._elapsed if self._elapsed else None
+
+    def spend(self, seconds: float) -> None:
+        self._spent += seconds
+
+    def spend_on_device(self, began: Any, ended: Any) -> None:
+        """Two recorded CUDA events around the work; they are read when the device has passed."""
+        self._marks.append((began, ended))
+
+    def close_step(self) -> None:
+        """The step has ended; decides whether the next is due."""
+        now = self.clock()
+        if self._began is not None:
+            self.step_time = now - self._began
+        self._account()
+        self._began = now
+        self._spent = 0.0
+        if self.due:
+            self._last_due = self.step
+        self.step += 1
+        if not self.fixed:
+            self.every = self._affordable()
+        self.due = self.step - self._last_due >= self.every
+
+    def _account(self) -> None:
+        if self.step == 0:
+            self.startup = self._spent
+            self._marks.clear()
+            return
+        if self.due:
+            self._samples.append(self._spent)
+        assert self.step_time is not None
+        self._elapsed += self.step_time
+        self._charged += self._spent
+        self._steps.append(max(self.step_time - self._spent, 1e-9))
+        self._charge_device()
+
+    def _charge_device(self) -> None:
+        """The host's time hides behind the device's or the other way round: the larger counts."""
+        if not self._marks or not self._marks[-1][1].query():
+            return
+        device = sum(began.elapsed_time(ended) for began, ended in self._marks) / 1000
+        self._marks.clear()
+        if self._samples and device > self._samples[-1]:
+            self._charged += device - self._samples[-1]
+            self._samples[-1] = device
+
+    def _affordable(self) -> int:
+        if not self._samples:
+            return 1
+        allowed = self.budget * median(self._steps)
+        every = median(self._samples) / allowed
+        if self.share is not None and self.share > self.budget:
+            every *= min(self.share / self.budget, 10.0)  # pays back what it has overdrawn
+        return max(1, min(math.ceil(every), RAREST))
+
+    def __str__(self) -> str:
+        rule = f"every {self.every} steps" if self.every > 1 else "every step"
+        chosen = "as asked" if self.fixed else f"budget {self.budget:.2%}"
+        if self.share is None:
+            return f"watch cost not known yet ({chosen}), {rule}"
+        return f"watch cost {self.share:.2%} of step time ({chosen}), {rule}"
+
+
+class Evaluations:
+    """Which evaluation calls are measured: they have no steps, so time and repetition decide.
+
+    With a fixed cadence each layer's calls are counted. Else one pass over the layers is measured,
+    until a layer comes again; the next begins when the last has been paid for.
+    """
+
+    def __init__(self, cadence: Cadence) -> None:
+        self._cadence = cadence
+        self._counts: dict[str, int] = {}
+        self._taken: set[str] = set()
+        self._cost = 0.0
+        self._began = -math.inf
+        self._next = -math.inf
+        self._passes = 0
+
+    def wants(self) -> bool:
+        return self._cadence.fixed or self._cadence.clock() >= self._next
+
+    def takes(self, layer: str) -> bool:
+        if self._cadence.fixed:
+            count = self._counts.get(layer, 0)
+            self._counts[layer] = count + 1
+            return count % self._cadence.every == 0
+        if not self.wants():
+            return False
+        if layer in self._taken:
+            self._end_pass()
+            if not self.wants():
+                return False
+        if not self._taken:
+            self._began, self._cost = self._cadence.clock(), 0.0
+        self._taken.add(layer)
+        return True
+
+    def spend(self, seconds: float) -> None:
+        self._cost += seconds
+
+    def _end_pass(self) -> None:
+        self._taken.clear()
+        self._passes += 1
+        if self._passes > 1:  # the first pays for what is built once
+            self._next = self._began + self._cost / self._cadence.budget

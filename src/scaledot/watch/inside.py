@@ -1,0 +1,183 @@
+"""What `scaledot run` does inside the script's process, from the import of torch to the exit."""
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaledot.watch.coverage import Coverage
+from scaledot.watch.reading import Reading, RunAttributes, Scalar
+from scaledot.watch.store import Store, StoreError
+from scaledot.watch.watch import Watch
+
+
+def begin(options: Mapping[str, Any]) -> "Session":
+    """Watch every attention of this process until it ends. options: see run.py."""
+    session = Session(options)
+    atexit.register(session.end)
+    return session
+
+
+class Session:
+    """A watch, the file that its readings open, and the two lines that the user sees."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.nothing = ""  # what is to be said at the end if no attention was found
+        self._process = os.getpid()
+        main = options["main"] == self._process
+        self.store = LateStore(Path(options["store"]), claim=options["claim"], main=main)
+        self.watch = Watch(every=options["every"], store=self.store, replace=options["replace"])
+        self.store.watch = self.watch
+
+    def end(self) -> None:
+        if os.getpid() != self._process:
+            return  # the copy in a forked process: the watch belongs to the parent
+        self.watch.remove()
+        self.store.close()
+        if self.store.refused:
+            return  # that was said when it happened
+        if not self.store.steps:
+            # begun: there will be no further step in which attention could be seen.
+            self.nothing = str(dataclasses.replace(self.watch.coverage(), begun=True))
+        elif self.store.speaks:
+            say(self._summary())
+
+    def _summary(self) -> str:
+        store, share = self.store, self.watch.cadence.share
+        assert store.path is not None
+        cost = "not known after so few steps" if share is None else f"{share:.2%} of the step time"
+        parts = [
+            str(store.coverage),
+            f"{_count(store.readings, 'reading')} in {_count(store.steps, 'step')}",
+            f"own cost {cost}",
+            *store.losses(),
+            f"see them: scaledot top {shown(store.path)}",
+        ]
+        return "; ".join(parts)
+
+
+class LateStore:
+    """Opens its file with the first reading: a script without attention leaves none behind."""
+
+    def __init__(self, wish: Path, *, claim: bool, main: bool) -> None:
+        """claim: the name was not asked for, so a file that exists is somebody else's."""
+        self.wish = wish
+        self.path: Path | None = None
+        self.watch: Watch | None = None
+        self.coverage: Coverage | None = None
+        self.readings = 0
+        self.steps = 0  # that were read
+        self.speaks = False
+        self._claim, self._main = claim, main
+        self.refused = False  # the file could not be opened
+        self._store: Store | None = None
+        self._notes: dict[str, Any] = {}  # what came before the file was open
+        self._layers: set[str] = set()
+        self._last_step = -1
+
+    def write(self, readings: Sequence[Reading] = (), scalars: Sequence[Scalar] = ()) -> bool:
+        if self._store is None and readings and not self.refused:
+            self._open()
+        if self._store is None:
+            return False
+        if readings:
+            self._look_at_coverage({reading.layer for reading in readings})
+        self.readings += len(readings)
+        steps = {reading.step for reading in readings if reading.step > self._last_step}
+        self.steps += len(steps)
+        self._last_step = max(steps, default=self._last_step)
+        return self._store.write(readings, scalars)
+
+    def note(self, name: str, value: Any) -> None:
+        if name == "coverage":
+            self._look_at_coverage(None)
+        elif self._store is None:
+            self._notes[name] = value
+        else:
+            self._store.note(name, value)
+
+    def losses(self) -> list[str]:
+        """What the user should know about the file, if anything."""
+        assert self._store is not None
+        lost = [f"{self._store.dropped} dropped"] if self._store.dropped else []
+        return lost + ([f"not all written: {self._store.broken}"] if self._store.broken else [])
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _open(self) -> None:
+        rank = _rank()
+        self.speaks = not rank
+        path = file_of(self.wish, rank, self._main)
+        try:
+            self.path = _claimed(path) if self._claim else path
+            self._store = Store(self.path, RunAttributes.here())
+        except (StoreError, OSError) as error:
+            self.refused = True
+            say(f"nothing is kept: {error}")
+            return
+        for name, value in self._notes.items():
+            self._store.note(name, value)
+        if self.speaks:
+            say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
+
+    def _look_at_coverage(self, layers: set[str] | None) -> None:
+        """Keep the fullest account: at the end of a script its model may be gone already."""
+        if self._store is None or self.watch is None or (layers and layers <= self._layers):
+            return
+        self._layers |= layers or set()
+        now = self.watch.coverage()
+        if self.coverage is None or len(now.watched) >= len(self.coverage.watched):
+            self.coverage = now
+            self._store.note("coverage", str(now))
+
+
+def file_of(wish: Path, rank: int | None, main: bool) -> Path:
+    """The file of a process: each rank and each further process has one of its own."""
+    if rank:
+        return wish.with_name(f"{wish.stem}.rank{rank}{wish.suffix}")
+    if rank is None and not main:
+        return wish.with_name(f"{wish.stem}.process{os.getpid()}{wish.suffix}")
+    return wish
+
+
+def say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a closed stderr
+        print(f"scaledot: {line}", file=sys.stderr, flush=True)
+
+
+def shown(path: Path) -> str:
+    """As short as it can be typed here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _rank() -> int | None:
+    """None where nobody has counted the processes."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else None
+
+
+def _claimed(path: Path) -> Path:
+    """A file that nobody else has: two runs of a script may start in the same second."""
+    number, wanted = 1, path
+    while True:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            return path
+        except FileExistsError:
+            number += 1
+            path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

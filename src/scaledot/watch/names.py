@@ -1,0 +1,73 @@
+"""What a layer is called: the path of the module that runs when attention is called."""
+
+import weakref
+
+from torch import nn
+
+from scaledot.watch.probes.place import Place
+
+# Modules that only wrap another put these into the path; the model's author never wrote them.
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+PARALLEL = (nn.parallel.DistributedDataParallel, nn.parallel.DataParallel)
+
+
+MOST_SITES = 64  # attentions of one module that are told apart
+
+
+class Names:
+    """Paths from the watched model or, without one, from the outermost module that is called."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._given = model is not None
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._owners: dict[str, int] = {}  # which root a name belongs to
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._sites: dict[tuple[str, str], list[object]] = {}
+        if model is not None:
+            self._add(model)
+
+    def find(self, running: tuple[nn.Module, ...]) -> tuple[nn.Module | None, str] | None:
+        """The named module nearest to the call, and its name; None: not part of the model."""
+        if not running:
+            return None if self._given else (None, "")
+        if running[0] not in self._names:  # not seen before, or added to the model since
+            for root in self.roots() if self._given else [running[-1]]:
+                self._add(root)
+        for module in running:
+            if module in self._names:
+                return module, self._names[module]
+        return None
+
+    def roots(self) -> list[nn.Module]:
+        return [root for weak in self._roots if (root := weak()) is not None]
+
+    def layer(self, name: str, phase: str, place: Place, site: object) -> str:
+        """The name, with #2, #3 for further attentions of the same module."""
+        name = name or place.caller or "attention"
+        sites = self._sites.setdefault((name, phase), [])
+        if site not in sites and len(sites) < MOST_SITES:
+            sites.append(site)
+        number = sites.index(site) + 1 if site in sites else MOST_SITES
+        return name if number == 1 else f"{name}#{number}"
+
+    def _add(self, root: nn.Module) -> None:
+        if all(weak() is not root for weak in self._roots):
+            self._roots.append(weakref.ref(root))
+        number = next(i for i, weak in enumerate(self._roots) if weak() is root)
+        prefix = f"{type(root).__name__}." if number else ""
+        for path, module in root.named_modules():
+            if module in self._names:
+                continue
+            name = prefix + _plain(path, root) if path else type(root).__name__
+            # Within a root a path is met twice only where a wrapper stands before its module.
+            while self._owners.setdefault(name, number) != number:
+                stem, _, count = name.partition("@")
+                name = f"{stem}@{int(count or 1) + 1}"
+            self._names[module] = name
+
+
+def _plain(path: str, root: nn.Module) -> str:
+    parts = [part for part in path.split(".") if part not in WRAPPERS]
+    if isinstance(root, PARALLEL) and parts and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts) or type(root).__name__

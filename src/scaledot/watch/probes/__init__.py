@@ -1,0 +1,8 @@
+"""Where attention is found: one file a place. A probe looks, measures beside, and changes nothing.
+
+`hub` knows the watches that listen and puts the probes in place for the first of them, `patch`
+swaps a function and swaps it back, `place` says which module is running. The rest are the places:
+`sdpa` (torch's function), `multihead` (torch's modules), `hugging_face` (transformers' registry),
+`own` (scaledot's functions), `flash` (flash_attn's functions), `flex` (FlexAttention); `compiled`
+and `multihead_compiled` are what of them is left inside torch.compile.
+"""

@@ -1,0 +1,130 @@
+"""The watches that listen. The first puts the probes in place, the last takes them away."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.seen import Seen
+
+log = logging.getLogger("scaledot.watch")
+
+
+class Listener(Protocol):
+    @property
+    def model(self) -> nn.Module | None:
+        """Whose attributes are searched for functions too; None: nobody's."""
+        ...
+
+    def wants(self) -> bool:
+        """Whether a call at this moment may be worth looking at. Asked at every call: cheap."""
+        ...
+
+    def replaces(self) -> bool: ...
+
+    def saw(self, seen: Seen) -> None: ...
+
+    def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None: ...
+
+
+class _Thread(threading.local):
+    quiet = 0  # how many probes of this thread are at work: what they call is not attention's own
+
+
+listeners: tuple[Listener, ...] = ()
+_placed: list[Any] = []
+_lock = threading.RLock()
+_thread = _Thread()
+
+
+def listen(listener: Listener) -> None:
+    global listeners
+    with _lock:
+        if not listeners:
+            _place()
+        for placed in _placed:
+            placed.make(listener.model)
+        listeners = (*listeners, listener)
+
+
+def leave(listener: Listener) -> None:
+    global listeners
+    with _lock:
+        if listener not in listeners:
+            return
+        listeners = tuple(other for other in listeners if other is not listener)
+        if listeners:
+            return
+        for placed in reversed(_placed):
+            placed.undo()
+        _placed.clear()
+
+
+def place_late(placed: Any) -> None:
+    """A probe for a package that was imported after the first watch began."""
+    with _lock:
+        if listeners:
+            placed.make()
+            _placed.append(placed)
+
+
+def wants() -> bool:
+    """Whether somebody wants to see a call at this moment."""
+    if _thread.quiet:
+        return False
+    # A forward pass inside of a backward pass is a recomputation: it was seen the first time.
+    if torch._C._current_graph_task_id() != -1:
+        return False
+    return any(listener.wants() for listener in listeners)
+
+
+def replacing() -> bool:
+    """Whether scaledot computes the model's attention in this step, recomputations included."""
+    return not _thread.quiet and any(listener.replaces() for listener in listeners)
+
+
+def offer(seen: Seen) -> None:
+    """Show a call to every watch. Nothing that goes wrong here may reach the model."""
+    with quiet():
+        for listener in listeners:
+            try:
+                listener.saw(seen)
+            except Exception as error:
+                cannot_see(seen.kind, f"{type(error).__name__}: {error}", seen.module, listener)
+
+
+def cannot_see(
+    kind: str, reason: str, module: nn.Module | None = None, only: Listener | None = None
+) -> None:
+    for listener in listeners if only is None else (only,):
+        try:
+            listener.cannot_see(kind, reason, module)
+        except Exception:
+            log.exception("the watch could not note that a call of %s was not measured", kind)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What runs inside is part of a call already seen, or the watch's own work."""
+    _thread.quiet += 1
+    try:
+        yield
+    finally:
+        _thread.quiet -= 1
+
+
+def _place() -> None:
+    from scaledot.watch.probes import flash, flex, hugging_face, late, multihead, own, sdpa
+
+    placed = (*sdpa.probes(), *multihead.probes(), *own.probes())
+    swaps = [probe for probe in placed if isinstance(probe, Swap)]
+    # One pass over the names of the process for all of them.
+    _placed.append(Swap(*(pair for swap in swaps for pair in swap.pairs)))
+    _placed.extend(probe for probe in placed if not isinstance(probe, Swap))
+    for place in (hugging_face, flash, flex):  # packages that may never be imported
+        _placed.append(late.AfterImport(place.MODULE, place.probes))

@@ -1,0 +1,156 @@
+"""nn.MultiheadAttention and nn.TransformerEncoder, wherever they do not call torch's function.
+
+With need_weights=False the module calls scaled_dot_product_attention, and that probe sees it. Left
+are need_weights=True, which multiplies matrices in Python, and two evaluation fast paths, which
+are one operator each. None of them shows its queries and keys: they are projected once more, by
+the same operator from the same weights, only where a reading is due.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scaledot.watch.probes import compiled, hub, multihead_compiled, place
+from scaledot.watch.probes.patch import Attribute, Swap
+from scaledot.watch.probes.projection import Heads, project, split
+from scaledot.watch.probes.seen import Seen, why_not
+
+IN_PYTHON = "nn.MultiheadAttention with need_weights=True"
+FAST_MODULE = "nn.MultiheadAttention's fast path"
+FAST_LAYER = "nn.TransformerEncoderLayer's fast path"
+
+
+def probes() -> tuple[Any, ...]:
+    forward = F.multi_head_attention_forward
+    native = torch._native_multi_head_attention
+    layer = torch._transformer_encoder_layer_fwd
+    return (
+        Swap((forward, _in_python(forward))),
+        Attribute(torch, "_native_multi_head_attention", _fast(native, _native_heads, FAST_MODULE)),
+        Attribute(torch, "_transformer_encoder_layer_fwd", _fast(layer, _layer_heads, FAST_LAYER)),
+    )
+
+
+def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if compiled.tracing():
+                multihead_compiled.look(*args, **kwargs)
+            return original(*args, **kwargs)
+        if not hub.wants():
+            return original(*args, **kwargs)
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        given = arguments.arguments
+        if not given["need_weights"]:
+            return original(*args, **kwargs)  # the other probe looks
+        with hub.quiet():  # under a mode of torch.overrides it calls itself, and so this, again
+            out = original(*args, **kwargs)
+        query = given["query"]
+        if reason := why_not(query):
+            hub.cannot_see(IN_PYTHON, reason)
+        else:
+            hub.offer(Seen(query, lambda: project(**given).vitals(), IN_PYTHON))
+        return out
+
+    multi_head_attention_forward.__doc__ = original.__doc__
+    return multi_head_attention_forward
+
+
+def _fast(
+    original: Callable[..., Any], heads: Callable[..., Heads], kind: str
+) -> Callable[..., Any]:
+    def fast_path(*args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            if compiled.tracing():
+                compiled.cannot_see(kind, "it is inside torch.compile")
+        elif hub.wants():
+            # nn.TransformerEncoder turns padded batches into nested ones here; we turn them back.
+            reason = why_not(args[0])
+            if reason and not args[0].is_nested:
+                hub.cannot_see(kind, reason)
+            else:
+                module = _attention_of_running_layer() if kind == FAST_LAYER else None
+                hub.offer(Seen(args[0], lambda: heads(*args, **kwargs).vitals(), kind, module))
+        return out
+
+    return fast_path
+
+
+def _attention_of_running_layer() -> nn.Module | None:
+    """The layer's operator never calls the layer's attention module, which is what is measured."""
+    running = next(iter(place.here().modules), None)
+    return running.self_attn if isinstance(running, nn.TransformerEncoderLayer) else None
+
+
+def _native_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    in_proj_weight: Tensor,
+    in_proj_bias: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> Heads:
+    """Batch first, query and key the same tensor; whatever is not zero in the mask hides."""
+    return _fast_heads(query, num_heads, in_proj_weight, in_proj_bias, mask, mask_type)
+
+
+def _layer_heads(
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    in_proj_weight: Tensor,
+    in_proj_bias: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    *rest: Any,
+) -> Heads:
+    *_others, mask, mask_type = rest
+    if norm_first:
+        src = F.layer_norm(src, (embed_dim,), norm_weight, norm_bias, eps)
+    return _fast_heads(src, num_heads, in_proj_weight, in_proj_bias, mask, mask_type)
+
+
+def _fast_heads(
+    source: Tensor,
+    num_heads: int,
+    in_proj_weight: Tensor,
+    in_proj_bias: Tensor,
+    mask: Tensor | None,
+    mask_type: int | None,
+) -> Heads:
+    may_see = None
+    if source.is_nested:
+        lengths = source._nested_tensor_size()[:, 0]
+        source = source.to_padded_tensor(0.0)
+        real = torch.arange(source.shape[1])[None] < lengths[:, None]  # [batch, tokens]
+        # Tokens that are not there ask nothing either: their rows may see no key, and do not count.
+        may_see = (real[:, None, :, None] & real[:, None, None, :]).to(source.device)
+    elif mask is not None:
+        may_see = ~mask.bool()
+        if mask_type == 1:  # of keys, [batch, tokens]
+            may_see = may_see[:, None, None, :]
+    q_weight, k_weight, _value = in_proj_weight.chunk(3)
+    q_bias, k_bias, _value = in_proj_bias.chunk(3)
+    q = F.linear(source, q_weight, q_bias).transpose(0, 1)
+    k = F.linear(source, k_weight, k_bias).transpose(0, 1)
+    return Heads(split(q, num_heads), split(k, num_heads), may_see)

@@ -1,0 +1,36 @@
+"""What a probe hands over: one attention call, and how to measure it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scaledot.measure import Vitals
+
+
+class Seen(NamedTuple):
+    """`measure` is called where a reading is due, and never otherwise."""
+
+    query: Tensor
+    measure: Callable[[], Vitals]  # of the query's leading shape
+    kind: str  # the function that was called, in the words of its library
+    module: nn.Module | None = None  # the attention's own module, where the probe knows it
+    training: bool | None = None  # None: the gradient mode decides, and the module
+    compiled: bool = False
+    site: object = ()  # inside a compiled graph: which of the module's calls
+
+
+def why_not(query: Any) -> str:
+    """Why this call cannot be measured; empty where it can."""
+    if not isinstance(query, Tensor):
+        return f"its query is a {type(query).__name__}, not a tensor"
+    if torch._C._are_functorch_transforms_active():
+        return "it runs inside a transform of torch.func"
+    if type(query) not in (Tensor, nn.Parameter):
+        return f"its query is a {type(query).__name__}, not a plain tensor"
+    if query.is_meta:
+        return "its tensors are on the meta device"
+    if query.is_nested:
+        return "its tensors are nested"
+    return ""

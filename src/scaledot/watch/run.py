@@ -1,0 +1,144 @@
+"""`scaledot run script.py ...`: a script under the watch, without a change to it.
+
+The script is not run here: this process becomes the Python that runs it (exec), with one folder
+more in PYTHONPATH. Python loads `inject/sitecustomize.py` from there, which waits for the import of
+torch and then begins the watch (`inside.py`). So the script's __main__, arguments, paths, output,
+signals and exit status are Python's own, torch is imported when the script imports it, and every
+Python that it starts is watched as well: torchrun's workers, accelerate's, spawned processes.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from scaledot.watch.store import RunReader, StoreError
+
+OPTIONS = "SCALEDOT_RUN"  # the environment variable that carries the options to every process
+INJECT = Path(__file__).parent / "inject"
+SUFFIX = ".vitals"
+
+
+class Launch(NamedTuple):
+    command: list[str]
+    environment: dict[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "scaledot run [--every N] [--store FILE] [--replace] SCRIPT [arguments...]\n"
+        "       scaledot run [...] -m MODULE [arguments...]\n"
+        "       scaledot run [...] torchrun --nproc-per-node 2 SCRIPT [arguments...]"
+    )
+    parser.add_argument(
+        "--every",
+        type=_steps,
+        metavar="N",
+        help="measure every N-th step, whatever it costs (default: within 1 %% of the step time)",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="FILE",
+        help="where the vitals go; a run that is there already is continued "
+        "(default: a new file here, named after the script and the time)",
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="compute the model's attention with scaledot's, vitals from the same pass",
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="run a module, as python -m does"
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="a Python file or a command that starts one; what follows it is passed on untouched",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        launch = launch_of(args, os.environ)
+    except (ValueError, StoreError) as error:
+        print(f"scaledot run: {error}", file=sys.stderr)
+        return 2
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name != "nt":
+        os.execve(launch.command[0], launch.command, launch.environment)
+    # Windows has no exec that the shell would wait for.
+    return subprocess.call(launch.command, env=launch.environment)
+
+
+def launch_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+    """The command and the environment that run the script under the watch."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise ValueError("which script? type: scaledot run SCRIPT [arguments...]")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise ValueError("Python was started with -I, -E or -S; start it without these")
+    store = args.store or Path(_default_name(command[0]))
+    _refuse_foreign(store)
+    options = {
+        "store": str(store.absolute()),
+        "claim": args.store is None,
+        "every": args.every,
+        "replace": args.replace,
+        "main": os.getpid(),
+        "started": time.time(),
+    }
+    paths = [str(INJECT), environment.get("PYTHONPATH", "")]
+    changed = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        OPTIONS: json.dumps(options),
+    }
+    return Launch(_command(command, args.module), {**environment, **changed})
+
+
+def _command(command: list[str], module: bool) -> list[str]:
+    name = command[0]
+    if module:
+        return [*_python(), "-m", *command]
+    if name == "-" or os.path.exists(name):
+        return [*_python(), *command]
+    # torchrun lies beside the interpreter, also where that environment was not activated.
+    program = shutil.which(name) or shutil.which(name, path=os.path.dirname(sys.executable))
+    if program is None or name.endswith(".py"):
+        raise ValueError(f"there is no file {name}; type: scaledot run SCRIPT [arguments...]")
+    return [program, *command[1:]]
+
+
+def _python() -> list[str]:
+    """This interpreter, with the flags it was itself started with."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # -u is not among sys.flags; it shows in the streams. torchrun starts its workers with it.
+    if getattr(sys.stdout, "write_through", False):
+        flags.append("-u")
+    return [sys.executable, *flags]
+
+
+def _default_name(script: str) -> str:
+    stem = Path(script).stem if script != "-" else "stdin"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}{SUFFIX}"
+
+
+def _refuse_foreign(store: Path) -> None:
+    """Better now than after the script has loaded its data for an hour."""
+    if store.exists() and (store.is_dir() or store.stat().st_size):
+        RunReader(store)
+
+
+def _steps(text: str) -> int:
+    steps = int(text) if text.isdecimal() else 0
+    if steps < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; use 1, 2, 3, ...")
+    return steps

@@ -1,0 +1,161 @@
+"""The file of a run: an SQLite database that says itself what it holds.
+
+The comments inside the CREATE statements are kept by SQLite: `sqlite3 run.vitals .schema` prints
+this documentation, and the table `about` says how the packed columns are read.
+
+Records of one make (the vitals of the same layers in the same phase, or scalars of the same names)
+form a *stream*. A stream is cut into *chunks* of about 64 KiB, one row each. The last chunk of a
+stream is written again, longer, with every commit until it is full. So little of SQLite's pages is
+wasted, whatever the model's size; one row a step would waste up to half of the file.
+"""
+
+import sqlite3
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+APPLICATION_ID = int.from_bytes(b"Sdot")
+VERSION = 1  # raised when an older scaledot could no longer read the file; new vitals do not
+
+SCALARS = "scalars"  # the kind of a stream that is not a phase
+
+# Ids are made by the writer, so that what a failed commit tried can simply be tried again:
+# id = segment * IDS_A_SEGMENT + number.
+IDS_A_SEGMENT = 1 << 32
+
+ABOUT = """\
+The vital signs of a training run's attention heads, written by scaledot. Open it with
+`scaledot top FILE`, or in Python with scaledot.watch.store.RunReader.
+
+To read it without scaledot: a chunk of vitals holds n = chunk.records steps of the layers listed
+in its stream. chunk.data is n records of little-endian float32; a record holds, for each
+layer in turn, an array [fields, heads] with the fields of segment.float_fields. chunk.steps,
+chunk.times (microseconds since 1970) and chunk.counts are zlib-compressed little-endian int64,
+each record as the difference to the one before it, the first to zero; a record of counts holds,
+for each layer in turn, an array [fields, heads] with the fields of segment.count_fields, and the
+records are stored as columns: all n values of the first place, then of the second. A chunk of
+scalars holds n records of little-endian float64, one for each name; no times, no counts.
+"""
+
+TABLES = """
+CREATE TABLE about (
+    -- What this file is, for whoever opens it without scaledot.
+    name TEXT PRIMARY KEY,
+    text TEXT NOT NULL
+);
+CREATE TABLE segment (
+    -- One row for each process that wrote here: the run, then every continuation of it, whose
+    -- steps may overlap.
+    id INTEGER PRIMARY KEY,
+    started REAL NOT NULL,  -- seconds since 1970
+    seen REAL NOT NULL,  -- time of the last commit
+    ended REAL,  -- NULL: still writing, or killed
+    dropped INTEGER NOT NULL DEFAULT 0,  -- readings and scalars lost because the disk was too slow
+    float_fields TEXT NOT NULL,  -- JSON array: the vitals in chunk.data, in this order
+    count_fields TEXT NOT NULL  -- JSON array: the vitals in chunk.counts, in this order
+);
+CREATE TABLE attribute (
+    -- What is known of a segment: command, versions, model, and more.
+    segment INTEGER NOT NULL REFERENCES segment(id),
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,  -- JSON
+    PRIMARY KEY (segment, name)
+) WITHOUT ROWID;
+CREATE TABLE stream (
+    -- A sequence of records of one make.
+    id INTEGER PRIMARY KEY,  -- segment * 2^32 + number
+    segment INTEGER NOT NULL REFERENCES segment(id),
+    kind TEXT NOT NULL,  -- 'train' or 'eval': vitals of that phase; 'scalars'
+    content TEXT NOT NULL  -- JSON array: of [module path, number of heads]; of the scalars' names
+);
+CREATE TABLE chunk (
+    -- Consecutive records of a stream; the table `about` says how the blobs are packed.
+    id INTEGER PRIMARY KEY,  -- segment * 2^32 + number
+    stream INTEGER NOT NULL REFERENCES stream(id),
+    revision INTEGER NOT NULL,  -- number of the commit that wrote this row last
+    records INTEGER NOT NULL,
+    steps BLOB NOT NULL,
+    times BLOB,
+    counts BLOB,
+    data BLOB NOT NULL
+);
+CREATE INDEX chunk_stream ON chunk(stream);
+CREATE INDEX chunk_revision ON chunk(revision);
+"""
+
+
+class StoreError(Exception):
+    """The file is not a run that can be read or continued; the message says what to do."""
+
+
+def connect(path: Path, options: str, timeout: float) -> sqlite3.Connection:
+    """options: of SQLite's URI, such as `mode=ro`. Transactions are begun by hand."""
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; a run is one file, such as {path / 'run.vitals'}")
+    # as_uri quotes what has a meaning in a URI: a run may be called «50% dropout?.vitals».
+    uri = f"{path.absolute().as_uri()}?{options}"
+    return sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Generator[None]:
+    """All of the block or nothing of it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # SQLite has already rolled back where the disk failed
+            database.execute("ROLLBACK")
+        raise
+
+
+def prepare(database: sqlite3.Connection, path: Path) -> None:
+    """Make an empty file a store; refuse whatever is neither empty nor a store."""
+    if not _is_empty(database, path):
+        check(database, path)
+        return
+    database.execute("PRAGMA page_size = 4096")
+    with transaction(database):
+        if _is_empty(database, path):  # another process may have been faster
+            for statement in TABLES.split(";\n"):
+                database.execute(statement)
+            about = [("format", ABOUT), ("run", uuid.uuid4().hex)]
+            database.executemany("INSERT INTO about VALUES (?, ?)", about)
+            database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+    check(database, path)
+
+
+def check(database: sqlite3.Connection, path: Path) -> None:
+    """Raise unless this is a store that this version of scaledot understands."""
+    if _pragma(database, path, "application_id") != APPLICATION_ID:
+        empty = _is_empty(database, path)
+        what = "holds no run yet" if empty else "is an SQLite database, but not a run of scaledot"
+        raise StoreError(f"{path} {what}; give the file that `scaledot run --store FILE` wrote")
+    version = _pragma(database, path, "user_version")
+    if version > VERSION:
+        raise StoreError(
+            f"{path} was written by a newer scaledot (format {version}, this one knows {VERSION}); "
+            "type: pip install --upgrade scaledot"
+        )
+
+
+def _is_empty(database: sqlite3.Connection, path: Path) -> bool:
+    return (
+        _pragma(database, path, "application_id") == 0
+        and _pragma(database, path, "user_version") == 0
+        and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    )
+
+
+def _pragma(database: sqlite3.Connection, path: Path, name: str) -> int:
+    try:
+        return database.execute(f"PRAGMA {name}").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+            raise
+        raise StoreError(
+            f"{path} is not a run of scaledot (not an SQLite file); choose another file name"
+        ) from error

@@ -1,0 +1,306 @@
+"""`Store`: readings go to the disk in a thread of their own; the training never waits for it."""
+
+import atexit
+import dataclasses
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch.reading import Reading, RunAttributes, Scalar
+from scaledot.watch.store import schema
+from scaledot.watch.store.queue import Queue
+from scaledot.watch.store.schema import StoreError
+from scaledot.watch.store.tail import Tail
+
+INTERVAL = 0.5  # seconds between commits: a killed run loses less than the last second
+RETRY = 2.0  # seconds between attempts while the disk refuses
+LOCK_TIMEOUT = 5.0  # how long a commit waits for another process's lock
+QUEUE_BYTES = 32 * 2**20
+
+log = logging.getLogger("scaledot.watch")
+
+
+class Store:
+    """One run's file, opened for writing. A file that already holds the run gets a new segment.
+
+    `write` never blocks and never raises because of the disk. While the disk is slow, readings
+    wait in a queue of bounded size; what does not fit is dropped and counted (`dropped`, also in
+    the file). When the disk fails, one warning is logged, `broken` says why, and the thread tries
+    again every two seconds; a file that was deleted or replaced stays so.
+
+    A process forked from this one holds a copy of this object. There it does nothing: the
+    connection belongs to the parent. Open another file in the child.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        attributes: RunAttributes | None = None,
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        """Raises StoreError where the file is something else; else whatever fails is `broken`."""
+        self.path = Path(path).absolute()
+        self.segment: int | None = None  # None: the disk has not taken it yet
+        self.broken: str | None = None
+        self._queue = Queue(queue_bytes)
+        self._notes = _as_notes(attributes or RunAttributes.here())
+        self._started = time.time()
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._gone = False  # the file was deleted or replaced: do not try again
+        self._warned = False
+        self._dropped_written = 0
+        self._process = os.getpid()
+        self._wake = threading.Event()
+        self._settled = threading.Condition()
+        self._asked = self._answered = 0  # flushes
+        self._ending = self._over = False  # asked to end; has ended
+        self._thread = threading.Thread(target=self._work, name="scaledot-store", daemon=True)
+        self._begin()
+        self._thread.start()
+        atexit.register(self.close)
+
+    def write(self, readings: Sequence[Reading] = (), scalars: Sequence[Scalar] = ()) -> bool:
+        """Take a step's readings and scalars; False where they had to be dropped.
+
+        Give all readings of a step in one call: they share one record of the file.
+        """
+        if self._foreign or self._ending:
+            return False
+        numbers = [Scalar(int(step), str(name), float(value)) for step, name, value in scalars]
+        if self._gone:
+            self._queue.drop(readings, numbers)
+            return False
+        taken = self._queue.put(readings, numbers)
+        if self._queue.half_full and self.broken is None:
+            self._wake.set()
+        return taken
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep an attribute of the run that was not known at its start; value: as for JSON."""
+        if not self._foreign:
+            self._queue.put_note(name, json.dumps(value))
+
+    @property
+    def dropped(self) -> int:
+        """Readings and scalars that were lost because the disk was too slow or failed."""
+        return self._queue.dropped
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until all that was written so far is on the disk; False where it is not."""
+        if self._foreign:
+            return False
+        with self._settled:
+            self._asked += 1
+            ticket = self._asked
+            self._wake.set()
+            self._settled.wait_for(lambda: self._over or self._answered >= ticket, timeout)
+            return self._answered >= ticket and self.broken is None
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Write the rest and end the thread; gives up after the timeout if the disk hangs."""
+        if self._foreign:
+            return
+        atexit.unregister(self.close)
+        self._ending = True
+        self._wake.set()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._warn(f"the disk did not answer within {timeout:g} s")
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _foreign(self) -> bool:
+        """Is this a forked process's copy? Its thread and its locks are dead: touch neither."""
+        return os.getpid() != self._process
+
+    def _begin(self) -> None:
+        """Make the file and the segment now, so that the caller hears of a wrong file at once."""
+        try:
+            self._connect().close()
+        except (sqlite3.Error, OSError) as error:
+            self._fail(error)
+
+    def _work(self) -> None:
+        # The connection lives in this frame alone: in a forked child the frame is never left, so
+        # nothing there can close what the parent writes.
+        database: sqlite3.Connection | None = None
+        tail = Tail()
+        while True:
+            self._wake.wait(INTERVAL if self.broken is None else RETRY)
+            self._wake.clear()
+            ending, asked = self._ending, self._asked  # before the queue is emptied
+            try:
+                database = database or self._connect()
+                self._write_down(database, tail, ending)
+                self._heal()
+            except Exception as error:  # whatever it is, the training goes on
+                self._fail(error)
+                database = _closed(database)
+            last = self._gone or (ending and (self.broken is not None or not self._queue))
+            with self._settled:
+                self._answered, self._over = asked, last
+                self._settled.notify_all()
+            if last:
+                break
+            if ending:  # a last commit that was a repetition has left the queue full
+                self._wake.set()
+        if database is not None:
+            _finish(database)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._gone:
+            raise StoreError(self.broken or "the file is gone")
+        self._same_file()
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        mode = "rwc" if self._file is None else "rw"
+        database = schema.connect(self.path, f"mode={mode}", LOCK_TIMEOUT)
+        try:
+            schema.prepare(database, self.path)
+            _choose_journal(database)
+            if self.segment is None:
+                self.segment = self._new_segment(database)
+        except BaseException:
+            _closed(database)
+            raise
+        if self._file is None:
+            self._file = _identity(self.path)
+        return database
+
+    def _new_segment(self, database: sqlite3.Connection) -> int:
+        fields = json.dumps(FLOAT_FIELDS), json.dumps(COUNT_FIELDS)
+        with schema.transaction(database):
+            (segment,) = database.execute(
+                "INSERT INTO segment (started, seen, float_fields, count_fields)"
+                " VALUES (?, ?, ?, ?) RETURNING id",
+                (self._started, time.time(), *fields),
+            ).fetchone()
+            _write_notes(database, segment, self._notes)
+        return segment
+
+    def _write_down(self, database: sqlite3.Connection, tail: Tail, ending: bool) -> None:
+        """One commit: all that waits in the queue, or again what the last attempt did not write."""
+        assert self.segment is not None
+        self._same_file()
+        if self.broken is None or not tail:
+            for readings, scalars in self._queue.take():
+                tail.add_readings(readings)
+                tail.add_scalars(scalars)
+        notes, dropped = self._queue.notes(), self._queue.dropped
+        if not (tail or notes or ending or dropped > self._dropped_written):
+            return
+        with schema.transaction(database):
+            query = "SELECT coalesce(max(revision), 0) + 1 FROM chunk"
+            (revision,) = database.execute(query).fetchone()
+            database.executemany(
+                "INSERT OR REPLACE INTO stream VALUES (?, ?, ?, ?)",
+                tail.stream_rows(self.segment),
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                tail.chunk_rows(self.segment, revision),
+            )
+            _write_notes(database, self.segment, notes)
+            now = time.time()
+            database.execute(
+                "UPDATE segment SET seen = ?, dropped = ?, ended = ? WHERE id = ?",
+                (now, dropped, now if ending else None, self.segment),
+            )
+        self._dropped_written = dropped
+        tail.written()
+        self._queue.notes_written(notes)
+
+    def _same_file(self) -> None:
+        """Writing into a deleted file succeeds, so it must be looked for."""
+        if self._file is not None and _identity(self.path) != self._file:
+            self._gone = True
+            self._queue.discard()
+            raise StoreError(f"{self.path} was deleted or replaced")
+
+    def _fail(self, error: Exception) -> None:
+        self.broken = str(error) or type(error).__name__
+        self._warn(self.broken)
+
+    def _warn(self, reason: str) -> None:
+        """Once. A log record and no Python warning: those can be set to raise."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "scaledot cannot write %s: %s. The training goes on; its vitals are %s.",
+                self.path,
+                reason,
+                "not kept" if self._gone else "kept in memory while they fit",
+            )
+
+    def _heal(self) -> None:
+        if self.broken is not None:
+            self.broken = None
+            log.info("scaledot writes %s again", self.path)
+
+
+def _choose_journal(database: sqlite3.Connection) -> None:
+    """Write-ahead log, or the rollback journal where the file system has no shared memory."""
+    try:
+        (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+    except sqlite3.OperationalError:
+        (mode,) = database.execute("PRAGMA journal_mode = DELETE").fetchone()
+    # A log may lose its last commits when the power fails, but stays whole without waiting for the
+    # disk; a rollback journal stays whole only if it waits. kill -9 costs neither anything.
+    database.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
+
+
+def _finish(database: sqlite3.Connection) -> None:
+    """Leave one plain file behind, which viewers can read in a read-only folder."""
+    try:
+        database.execute("PRAGMA busy_timeout = 200")
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError:
+        pass  # a viewer looks at it right now; the log next to the file is whole, too
+    finally:
+        _closed(database)
+
+
+def _closed(database: sqlite3.Connection | None) -> None:
+    if database is not None:
+        try:
+            database.close()
+        except sqlite3.Error:
+            log.debug("closing the store failed", exc_info=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _as_notes(attributes: RunAttributes) -> dict[str, str]:
+    named = {
+        field.name: getattr(attributes, field.name)
+        for field in dataclasses.fields(attributes)
+        if field.name != "more"
+    }
+    return {name: json.dumps(value) for name, value in {**attributes.more, **named}.items()}
+
+
+def _write_notes(database: sqlite3.Connection, segment: int, notes: dict[str, str]) -> None:
+    database.executemany(
+        "INSERT OR REPLACE INTO attribute VALUES (?, ?, ?)",
+        [(segment, name, value) for name, value in notes.items()],
+    )

@@ -1,0 +1,88 @@
+"""`scaledot top`: a run's heads in the terminal, while it trains and after.
+
+The way of the numbers: `history` (what is known of the run) -> `frame` (what is shown, as data; its
+healthy bands in `health`) -> `picture` (lines of text: `heat`, `curve`) -> `live` (keys, redraws).
+"""
+
+import argparse
+import json
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from scaledot.watch.reading import PHASES
+from scaledot.watch.store import StoreError
+from scaledot.watch.top import keys, live, picture
+from scaledot.watch.top.frame import Frame, as_data, frame_of
+from scaledot.watch.top.health import VITALS
+from scaledot.watch.top.history import History
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="the run's file (default: the newest *.vitals here)"
+    )
+    parser.add_argument(
+        "--vital", choices=VITALS, default=VITALS[0], help=f"what to begin with ({VITALS[0]})"
+    )
+    parser.add_argument("--phase", choices=PHASES, help="training or evaluation (default: train)")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--json", action="store_true", help="print one frame as data and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        history = History(args.run or newest(Path()))
+    except (StoreError, sqlite3.Error) as error:
+        print(f"scaledot top: {error}", file=sys.stderr)
+        return 1
+    phase = args.phase or history.first_phase
+    console = Console(markup=False, emoji=False, highlight=False)
+    if console.is_terminal and not (args.once or args.json):
+        with keys.keyboard() as pressed:
+            live.watch(history, console, pressed, args.vital, phase)
+        return 0
+    frame = frame_of(history, args.vital, phase)
+    if args.json:
+        json.dump(as_data(frame), sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        _print(frame, console)
+    return 0
+
+
+def newest(folder: Path) -> Path:
+    """The run that was written last; of the ranks of one run, the first."""
+    runs = [path for path in folder.glob("*.vitals") if path.is_file()]
+    if not runs:
+        raise StoreError(
+            f"no *.vitals file in {folder.absolute()}; type: scaledot run SCRIPT, "
+            "or: scaledot top FILE"
+        )
+    last = max(map(_written, runs))
+    # Ranks write at the same time: within some seconds the shortest name is the first rank's.
+    return min(
+        (path for path in runs if last - _written(path) < 5), key=lambda p: (len(p.name), p.name)
+    )
+
+
+def _written(path: Path) -> float:
+    """What is new may still be in the log beside the file."""
+    times = [0.0]
+    for name in (path, f"{path}-wal"):
+        try:
+            times.append(os.stat(name).st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _print(frame: Frame, console: Console) -> None:
+    # A file or a pipe has no height: there the frame is as long as the model is deep.
+    height = console.height - 1 if console.is_terminal else None
+    ascii_only = console.options.ascii_only
+    for line in picture.draw(frame, console.width, height, keys="", ascii_only=ascii_only):
+        console.print(line, no_wrap=True, overflow="crop")

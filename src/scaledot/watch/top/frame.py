@@ -1,0 +1,219 @@
+"""One frame: everything that is shown at one moment, as plain data."""
+
+import math
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from scaledot.measure import BANDS, Band
+from scaledot.watch import reading
+from scaledot.watch.reading import Phase, Reading
+from scaledot.watch.top import health
+from scaledot.watch.top.history import Curve, History
+
+WORST = 20  # heads; a terminal shows as many of them as it has room for
+SILENT_AFTER = 10.0  # seconds without a commit, or five times the usual, if that is more
+
+
+@dataclass(frozen=True)
+class Row:
+    layer: str
+    numbers: np.ndarray  # float64 [heads]; NaN: not measured
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head among the worst: its curve, and since when it is outside the band."""
+
+    layer: str
+    head: int
+    number: float
+    steps: list[int]
+    numbers: list[float]
+    since: int | None  # step of the first reading of the stretch outside; None: inside
+    others: dict[str, float]  # further vitals that are outside their bands
+
+
+State = Literal["waiting", "running", "silent", "ended"]
+
+
+@dataclass(frozen=True)
+class Frame:
+    path: str
+    command: str
+    phase: Phase
+    vital: str
+    band: Band
+    state: State
+    quiet_for: float | None  # seconds since the last reading
+    step: int | None
+    rows: list[Row]
+    ill: dict[str, int]  # vital -> heads outside its band; only those that have any
+    ill_heads: int  # heads outside any band
+    worst: list[Head]
+    coverage: str
+    cost: float | None  # share of the step time
+    every: int | None  # steps between two readings
+    dropped: int
+    scalars: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> int:
+        return sum(len(row.numbers) for row in self.rows)
+
+
+def frame_of(
+    history: History, vital: str, phase: Phase = "train", now: float | None = None
+) -> Frame:
+    now = time.time() if now is None else now
+    tracks = history.tracks[phase]
+    latest = {layer: track.readings[-1] for layer, track in tracks.items()}
+    rows = [Row(layer, health.values(one, vital)) for layer, one in latest.items()]
+    ill, ill_heads = _ill(list(latest.values()))
+    state, quiet_for = _state(history, latest, now)
+    segment = history.segment
+    attributes = None if segment is None else segment.attributes
+    scalars = {name: scalar.value for name, scalar in history.scalars.items()}
+    return Frame(
+        path=str(history.path),
+        command="" if attributes is None else " ".join(attributes.command),
+        phase=phase,
+        vital=vital,
+        band=BANDS[vital],
+        state=state,
+        quiet_for=quiet_for,
+        step=max((one.step for one in latest.values()), default=None),
+        rows=rows,
+        ill=ill,
+        ill_heads=ill_heads,
+        worst=_worst_heads(history, phase, vital, rows),
+        coverage="" if attributes is None else str(attributes.more.get("coverage", "")),
+        cost=scalars.pop(reading.WATCH_COST, None),
+        every=_every(history, phase),
+        dropped=sum(segment.dropped for segment in history.segments),
+        scalars=scalars,
+    )
+
+
+def as_data(frame: Frame) -> dict[str, Any]:
+    """Ready for JSON: null where a number is not finite."""
+    return {
+        "run": frame.path,
+        "command": frame.command,
+        "state": frame.state,
+        "seconds_since_last_reading": frame.quiet_for,
+        "step": frame.step,
+        "phase": frame.phase,
+        "vital": frame.vital,
+        "healthy": {"low": frame.band.low, "high": frame.band.high, "words": frame.band.words},
+        "layers": [
+            {"layer": row.layer, "heads": [_plain(n) for n in row.numbers.tolist()]}
+            for row in frame.rows
+        ],
+        "heads": frame.heads,
+        "heads_outside": frame.ill_heads,
+        "heads_outside_by_vital": frame.ill,
+        "worst": [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "value": _plain(head.number),
+                "outside_since_step": head.since,
+                "also_outside": {name: _plain(n) for name, n in head.others.items()},
+                "steps": head.steps,
+                "values": [_plain(number) for number in head.numbers],
+            }
+            for head in frame.worst
+        ],
+        "coverage": frame.coverage,
+        "watch_cost": None if frame.cost is None else _plain(frame.cost),
+        "steps_between_readings": frame.every,
+        "dropped": frame.dropped,
+        **{name: _plain(number) for name, number in frame.scalars.items()},
+    }
+
+
+def _plain(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _ill(latest: list[Reading]) -> tuple[dict[str, int], int]:
+    counts = dict.fromkeys(health.COUNTED, 0)
+    heads = 0
+    for one in latest:
+        flags = {
+            name: health.outside(health.values(one, name), name) != 0 for name in health.COUNTED
+        }
+        for name, flag in flags.items():
+            counts[name] += int(flag.sum())
+        heads += int(np.any(list(flags.values()), axis=0).sum())
+    return {name: count for name, count in counts.items() if count}, heads
+
+
+def _worst_heads(history: History, phase: Phase, vital: str, rows: list[Row]) -> list[Head]:
+    places = _worst(rows, vital)
+    curves = {layer: history.curve(phase, layer, vital) for layer, _ in places}
+    latest = {layer: history.tracks[phase][layer].readings[-1] for layer, _ in places}
+    return [_head(latest[layer], curves[layer], vital, head) for layer, head in places]
+
+
+def _worst(rows: list[Row], vital: str) -> list[tuple[str, int]]:
+    if not rows:
+        return []
+    places = [(row.layer, head) for row in rows for head in range(len(row.numbers))]
+    scores = health.badness(np.concatenate([row.numbers for row in rows]), vital)
+    known = np.flatnonzero(~np.isnan(scores))
+    order = known[np.argsort(-scores[known], kind="stable")]
+    return [places[position] for position in order[:WORST]]
+
+
+def _head(latest: Reading, curve: Curve, vital: str, head: int) -> Head:
+    numbers = curve.numbers[:, head]
+    flags = health.outside(numbers, vital)
+    inside = np.flatnonzero(flags == 0)
+    first = int(inside[-1]) + 1 if inside.size else 0
+    others = {}
+    for name in health.COUNTED:
+        number = health.values(latest, name)[head : head + 1]
+        if name != vital and health.outside(number, name)[0]:
+            others[name] = float(number[0])
+    return Head(
+        layer=latest.layer,
+        head=head,
+        number=float(numbers[-1]),
+        steps=curve.steps,
+        numbers=numbers.tolist(),
+        since=curve.steps[first] if flags[-1] else None,
+        others=others,
+    )
+
+
+def _state(history: History, latest: dict[str, Reading], now: float) -> tuple[State, float | None]:
+    segment = history.segment
+    if not latest or segment is None:
+        return ("ended" if segment is not None and segment.ended else "waiting"), None
+    last = max(one.time for one in latest.values())
+    quiet_for = max(0.0, now - last)
+    if segment.ended is not None:
+        return "ended", quiet_for
+    since_commit = max(0.0, now - max(segment.seen, last))
+    return ("silent" if since_commit > _patience(history) else "running"), quiet_for
+
+
+def _patience(history: History) -> float:
+    """How long a run may write nothing before it is called silent."""
+    usual = [
+        statistics.median(gap.seconds for gap in track.gaps)
+        for tracks in history.tracks.values()
+        for track in tracks.values()
+        if track.gaps
+    ]
+    return max(SILENT_AFTER, 5 * min(usual)) if usual else 6 * SILENT_AFTER
+
+
+def _every(history: History, phase: Phase) -> int | None:
+    gaps = [track.gaps[-1].steps for track in history.tracks[phase].values() if track.gaps]
+    return min(gaps, default=None)

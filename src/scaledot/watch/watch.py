@@ -1,0 +1,302 @@
+"""`Watch`: the handle. It listens to the probes, closes steps, and hands readings on."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from scaledot.measure import Vitals
+from scaledot.watch import reading
+from scaledot.watch.cadence import Cadence, Evaluations
+from scaledot.watch.coverage import Coverage, Ledger, attention_modules
+from scaledot.watch.gather import Gathering, Key, Waiting
+from scaledot.watch.names import Names
+from scaledot.watch.probes import hub, place
+from scaledot.watch.probes.seen import Seen
+from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
+from scaledot.watch.receivers import Deliver, delivery_to, is_path
+from scaledot.watch.steps import StepEnds, learning_rate, phase_of
+
+log = logging.getLogger("scaledot.watch")
+
+# How many steps' numbers may be on their way from the device before we wait for the oldest.
+IN_FLIGHT = 8
+NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
+HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
+
+
+class Watch:
+    """The vital signs of every attention head of a run, without a change to it.
+
+    with scaledot.Watch(model, store="run.vitals") as watch:
+        train(model)
+    print(watch.coverage())
+
+    model: whose attention is watched, and where the layers' names begin; None: every attention of
+    the process. every: measure each N-th step, whatever it costs; None: as often as `budget`, a
+    share of the step time, allows. store: a file (a path), or any receiver; sinks: more receivers.
+    A receiver has write(readings, scalars) or put(reading), or is a list.
+    replace: compute the model's scaled_dot_product_attention with scaledot's in the steps that are
+    due, vitals from the same pass, instead of measuring beside it; then every step is due unless
+    `every` says otherwise, and the numbers agree within rounding, no longer to the bit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        every: int | None = None,
+        store: Any = None,
+        sinks: Iterable[Any] = (),
+        budget: float = 0.01,
+        replace: bool = False,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model is a {type(model).__name__}; give an nn.Module, or nothing to watch every "
+                f"attention of the process"
+            )
+        self.model, self.replace = model, replace
+        self.cadence = Cadence(1 if replace and every is None else every, budget)
+        self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)
+        self._evaluations = Evaluations(self.cadence)
+        self._names = Names(model)
+        self._ledger = Ledger()
+        self._gathering = Gathering()
+        self._heads: dict[str, int] = {}
+        self._waiting: list[Waiting] = []
+        self._scalars: list[Scalar] = []
+        self._steps_looked_at = 0
+        self._own_store: Any = None
+        self._store = self._opened(store)
+        targets = [*([] if self._store is None else [self._store]), *sinks]
+        self._deliveries: list[Deliver] = [delivery_to(target) for target in targets]
+        self._ends = StepEnds(self._step_ended)
+        self._removed = False
+        hub.listen(self)
+
+    @property
+    def step_number(self) -> int:
+        """How many steps have ended."""
+        return self.cadence.step
+
+    def step(self) -> None:
+        """End a step by hand, where no optimizer of torch does."""
+        self._step_ended(None)
+
+    def coverage(self) -> Coverage:
+        """What is watched and what is not; `print` it."""
+        roots = [self.model] if self.model is not None else self._names.roots()
+        looks = {module: None for root in roots for module in attention_modules(root)}
+        named = [(module, self._names.find((module,))) for module in looks]
+        layers = [(module, found[1]) for module, found in named if found is not None]
+        return self._ledger.report(layers, self._steps_looked_at > 0)
+
+    def remove(self) -> None:
+        """Hand on what was gathered and put everything back as it was. More than once is fine."""
+        if self._removed:
+            return
+        self._removed = True
+        hub.leave(self)
+        self._ends.remove()
+        self._steps_looked_at += bool(self._gathering)
+        self._close(None)
+        self._deliver(all_of_it=True)
+        self._note_coverage()
+        if self._own_store is not None:
+            self._own_store.close()
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"Watch: {self.coverage()}; {self.cadence}"
+
+    # What the probes call. -----------------------------------------------------------------------
+
+    def wants(self) -> bool:
+        if self.cadence.due:
+            return True
+        return not torch.is_grad_enabled() and self._evaluations.wants()
+
+    def replaces(self) -> bool:
+        return self.replace and self.cadence.due
+
+    def saw(self, seen: Seen) -> None:
+        began = self.cadence.clock()
+        where = _where(seen)
+        found = self._names.find(where.modules)
+        if found is None:
+            return  # somebody else's attention
+        module, name = found
+        phase = self._phase(seen, where, module)
+        layer = self._names.layer(name, phase, where, _site(seen, where, module))
+        if phase == "train":
+            if not self.cadence.due:
+                return
+        elif not self._evaluations.takes(layer):
+            return
+        with self._timed_on_device(seen.query), _undisturbed():
+            self._add(layer, phase, seen.measure(), seen.module or module)
+        self._ledger.saw(module, name or layer)
+        spent = self.cadence.clock() - began
+        self.cadence.spend(spent)
+        if phase == "eval":
+            self._evaluations.spend(spent)
+
+    def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
+        where = place.here()
+        found = self._names.find(where.modules if module is None else (module,))
+        if found is None:
+            return
+        name = found[1] or where.caller or kind
+        if self._ledger.failed(name, reason):
+            log.warning("the watch cannot measure %s, which calls %s: %s", name, kind, reason)
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _phase(self, seen: Seen, where: place.Place, module: nn.Module | None) -> Phase:
+        if seen.training is not None:
+            return "train" if seen.training else "eval"
+        return phase_of(module, where.inside_function)
+
+    def _add(self, layer: str, phase: Phase, vitals: Vitals, module: nn.Module | None) -> None:
+        heads = _number_of_heads(vitals, module)
+        if self._heads.setdefault(layer, heads) != heads:
+            layer = f"{layer} ({heads} heads)"
+        self._gathering.add(layer, phase, vitals, heads)
+
+    @contextmanager
+    def _timed_on_device(self, query: Tensor) -> Iterator[None]:
+        if not query.is_cuda:
+            yield
+            return
+        stream = torch.cuda.current_stream(query.device)
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record(stream)
+        yield
+        ended.record(stream)
+        self.cadence.spend_on_device(began, ended)
+
+    def _step_ended(self, optimizer: Optimizer | None) -> None:
+        """Never raises: it runs inside the user's optimizer.step()."""
+        try:
+            with hub.quiet():
+                self._close(optimizer)
+                self._deliver()
+        except Exception:
+            log.exception("the watch could not close step %d; training goes on", self.cadence.step)
+
+    def _close(self, optimizer: Optimizer | None) -> None:
+        began = self.cadence.clock()
+        due, anything = self.cadence.due, bool(self._gathering)
+        step = self.cadence.step
+        with _undisturbed():
+            self._waiting += self._gathering.close(step)
+        self.cadence.spend(self.cadence.clock() - began)
+        if self._removed:
+            return
+        self.cadence.close_step()
+        if due and anything:
+            self._scalars += self._numbers_of(step, optimizer)
+        if due and self._steps_looked_at < NOTED:
+            self._steps_looked_at += 1
+            self._note_coverage()
+
+    def _numbers_of(self, step: int, optimizer: Optimizer | None) -> list[Scalar]:
+        rate = None if optimizer is None else learning_rate(optimizer)
+        numbers = {
+            reading.LEARNING_RATE: rate,
+            reading.STEP_TIME: self.cadence.step_time,
+            reading.WATCH_COST: self.cadence.share,
+        }
+        return [Scalar(step, name, value) for name, value in numbers.items() if value is not None]
+
+    def _deliver(self, all_of_it: bool = False) -> None:
+        """Whatever has arrived from the device, oldest first."""
+        began = self.cadence.clock()
+        arrived: list[Reading] = []
+        while self._waiting:
+            if not (all_of_it or self._waiting[0].here or len(self._waiting) > IN_FLIGHT):
+                break
+            arrived += self._waiting.pop(0).readings()
+        scalars, self._scalars = self._scalars, []
+        for one in arrived:
+            self.latest[Key(one.layer, one.phase)] = one
+        if arrived or scalars:
+            for deliver in self._deliveries:
+                self._hand(deliver, arrived, scalars)
+        self.cadence.spend(self.cadence.clock() - began)
+
+    def _hand(self, deliver: Deliver, arrived: list[Reading], scalars: Sequence[Scalar]) -> None:
+        try:
+            deliver(arrived, scalars)
+        except Exception:
+            log.exception("a receiver of readings failed; training and the other receivers go on")
+
+    def _opened(self, store: Any) -> Any:
+        if not is_path(store):
+            return store
+        from scaledot.watch.store import Store
+
+        self._own_store = Store(store, RunAttributes.here(self.model, budget=self.cadence.budget))
+        return self._own_store
+
+    def _note_coverage(self) -> None:
+        note = getattr(self._store, "note", None)
+        if callable(note):
+            note("coverage", str(self.coverage()))
+            note("cadence", str(self.cadence))
+
+
+def _where(seen: Seen) -> place.Place:
+    where = place.here()
+    if seen.module is None:
+        return where
+    outer = tuple(module for module in where.modules if module is not seen.module)
+    return where._replace(modules=(seen.module, *outer))
+
+
+def _site(seen: Seen, where: place.Place, module: nn.Module | None) -> object:
+    """What tells two attentions of one module apart."""
+    if seen.compiled:
+        return seen.site
+    if seen.module is not None or isinstance(module, nn.MultiheadAttention):
+        return ()  # the module is the attention, whichever of its paths it takes
+    innermost = where.modules[0] if where.modules else None
+    return (*where.site, *(() if innermost is module else (id(innermost),)))
+
+
+def _number_of_heads(vitals: Vitals, module: nn.Module | None) -> int:
+    """The last dimension; [batch * heads, Q, D] is folded where the module says how many."""
+    if vitals.max_logit.dim() == 0:
+        return 1
+    last = vitals.shape[-1]
+    if vitals.max_logit.dim() == 1:
+        for name in HEADS:
+            heads = getattr(module, name, None)
+            if isinstance(heads, int) and 0 < heads < last and last % heads == 0:
+                return heads
+    return last
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No gradients, no modes of the user's: as if nobody else were there.
+
+    A dispatch mode would count our operators as the model's; selective checkpointing would even
+    hand their results to the model.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        yield

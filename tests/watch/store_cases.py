@@ -1,0 +1,36 @@
+"""Readings that say of themselves which step, layer and head they are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch.reading import Phase, Reading, Scalar
+
+LAYERS = (("blocks.0.attention", 3), ("blocks.1.attention", 5), ("decoder.cross", 2))
+STARTED = 1_700_000_000.0
+
+
+def reading(step: int, layer: str, heads: int, phase: Phase = "train") -> Reading:
+    offset = sum(map(ord, layer)) % 97
+    fields, head = np.arange(len(FLOAT_FIELDS))[:, None], np.arange(heads)
+    counts = np.arange(len(COUNT_FIELDS))[:, None] * 1000 + head + step % 7
+    floats = step + 0.125 * fields + 0.0078125 * head + offset
+    return Reading(step, phase, STARTED + step / 8, layer, floats, counts)
+
+
+def readings(
+    step: int, layers: Sequence[tuple[str, int]] = LAYERS, phase: Phase = "train"
+) -> list[Reading]:
+    return [reading(step, layer, heads, phase) for layer, heads in layers]
+
+
+def scalars(step: int) -> list[Scalar]:
+    return [Scalar(step, "loss", 4.0 / (1 + step)), Scalar(step, "learning_rate", 3e-4)]
+
+
+def assert_same(found: Reading, expected: Reading) -> None:
+    for name in ("step", "phase", "time", "layer"):
+        assert getattr(found, name) == getattr(expected, name)
+    np.testing.assert_array_equal(found.floats, expected.floats)
+    np.testing.assert_array_equal(found.counts, expected.counts)

@@ -1,0 +1,180 @@
+"""The watch's own cost: measured, shown, and held inside the budget."""
+
+import pytest
+import torch
+from watched_models import TinyGPT, train
+
+from scaledot import Watch
+from scaledot.watch.cadence import RAREST, Cadence, Evaluations
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def run(cadence, clock, steps, step_time=0.1, cost=0.01, startup=1.0):
+    """Which steps were due; a sample costs `cost`, the first `startup`."""
+    due = []
+    for step in range(steps):
+        clock.now += step_time
+        if cadence.due:
+            due.append(step)
+            spent = cost if step else startup
+            clock.now += spent
+            cadence.spend(spent)
+        cadence.close_step()
+    return due
+
+
+def test_budget_decides_the_cadence():
+    clock = Clock()
+    cadence = Cadence(budget=0.01, clock=clock)
+    due = run(cadence, clock, 100)
+    assert due == [0, 1, 11, 21, 31, 42, 53, 64, 75, 86, 97]
+    assert cadence.every == 11  # the tenth step would have overdrawn it by a little
+    assert cadence.share <= 0.0105
+    assert cadence.startup == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.01, 0.001])
+@pytest.mark.parametrize("cost", [0.001, 0.02, 0.5])
+def test_share_stays_inside_the_budget(budget, cost):
+    clock = Clock()
+    cadence = Cadence(budget=budget, clock=clock)
+    due = run(cadence, clock, 20_000, cost=cost)
+    assert len(due) > 1
+    assert cadence.share <= 1.1 * budget
+
+
+def test_cheap_samples_are_taken_every_step():
+    clock = Clock()
+    assert run(Cadence(budget=0.01, clock=clock), clock, 50, cost=1e-4) == list(range(50))
+
+
+def test_cadence_follows_a_run_that_becomes_slower():
+    clock = Clock()
+    cadence = Cadence(budget=0.01, clock=clock)
+    run(cadence, clock, 200, step_time=0.1)
+    often = cadence.every
+    run(cadence, clock, 200, step_time=1.0)
+    assert cadence.every < often
+
+
+def test_one_long_evaluation_does_not_change_the_cadence():
+    clock = Clock()
+    cadence = Cadence(budget=0.01, clock=clock)
+    run(cadence, clock, 100)
+    before = cadence.every
+    clock.now += 1000.0
+    run(cadence, clock, 3)
+    assert cadence.every == pytest.approx(before, abs=1)
+
+
+def test_hopeless_samples_are_still_taken_now_and_then():
+    clock = Clock()
+    cadence = Cadence(budget=0.001, clock=clock)
+    run(cadence, clock, 3, step_time=1e-6, cost=10.0)
+    assert cadence.every == RAREST
+
+
+def test_explicit_cadence_is_obeyed_whatever_it_costs():
+    clock = Clock()
+    cadence = Cadence(every=4, budget=0.001, clock=clock)
+    assert run(cadence, clock, 13, cost=5.0) == [0, 4, 8, 12]
+    assert cadence.share > 0.5
+
+
+def test_cost_and_budget_are_shown():
+    clock = Clock()
+    cadence = Cadence(budget=0.02, clock=clock)
+    assert str(cadence) == "watch cost not known yet (budget 2.00%), every step"
+    run(cadence, clock, 500)
+    words = str(cadence)
+    assert words.startswith("watch cost 1.")
+    assert words.endswith(f"of step time (budget 2.00%), every {cadence.every} steps")
+    assert "as asked" in str(Cadence(every=3))
+
+
+class Event:
+    """A CUDA event that the device passes when it is told to."""
+
+    def __init__(self, at):
+        self.at, self.passed = at, False
+
+    def query(self):
+        return self.passed
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1000
+
+
+def test_time_on_the_device_is_charged_when_it_is_known():
+    clock = Clock()
+    cadence = Cadence(budget=0.01, clock=clock)
+    run(cadence, clock, 1)
+    began, ended = Event(0.0), Event(0.25)
+    cadence.spend_on_device(began, ended)
+    run(cadence, clock, 1, cost=0.001, startup=0.001)
+    early = cadence.share
+    ended.passed = True
+    run(cadence, clock, 1, cost=0.0)
+    assert cadence.share > 10 * early
+    assert cadence.every > 100
+
+
+def test_evaluation_takes_one_pass_and_then_waits_until_it_is_paid():
+    clock = Clock()
+    evaluations = Evaluations(Cadence(budget=0.01, clock=clock))
+
+    def forward(cost=0.01):
+        taken = []
+        for layer in ("a", "b"):
+            clock.now += 0.05
+            if evaluations.wants() and evaluations.takes(layer):
+                evaluations.spend(cost)
+                taken.append(layer)
+        return taken
+
+    assert forward() == ["a", "b"]  # this pass is free: it pays for what is built once
+    assert forward() == ["a", "b"]
+    assert forward() == []
+    clock.now += 0.02 / 0.01
+    assert forward() == ["a", "b"]
+    assert forward() == []
+
+
+def test_fixed_cadence_counts_evaluations_by_layer():
+    evaluations = Evaluations(Cadence(every=3))
+    assert [evaluations.takes("a") for _ in range(7)] == [True, False, False] * 2 + [True]
+    assert evaluations.takes("b")
+
+
+def test_watch_measures_itself():
+    model = TinyGPT()
+    with Watch(model, budget=0.05, store=(readings := [])) as watch:
+        train(model, steps=30)
+    steps = sorted({reading.step for reading in readings})
+    assert steps[:2] == [0, 1]
+    assert len(steps) < 30  # this model's attention is far too small for 5 %
+    assert watch.cadence.every > 1
+    assert 0 < watch.cadence.share < 1
+    assert "budget 5.00%" in repr(watch)
+
+
+def test_steps_that_are_not_due_do_not_look(monkeypatch):
+    """Between samples a call costs a comparison: no stack is read, nothing is measured."""
+    from scaledot.watch.probes import place
+
+    model = TinyGPT()
+    looked = []
+    original = place.here
+    monkeypatch.setattr(place, "here", lambda: looked.append(1) or original())
+    with Watch(model, every=5):
+        train(model, steps=5)
+        assert len(looked) == 2
+    assert torch.is_grad_enabled()

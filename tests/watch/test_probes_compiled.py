@@ -1,0 +1,149 @@
+"""Inside torch.compile: one graph, watched, the same whatever the cadence."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+from watched_models import TinyEncoder, TinyGPT, assert_same, train
+
+import scaledot
+from scaledot import Watch
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model):
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(model, backend=counter, fullgraph=True), counter
+
+
+LAYERS = ["layers.0.attn", "layers.1.attn"]
+
+
+@pytest.mark.parametrize("recompute", [None, "hooks"])
+def test_one_graph_and_the_readings_of_the_eager_model(recompute):
+    torch.manual_seed(1)
+    model = TinyGPT(recompute=recompute)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # compiled graphs draw other numbers
+    with Watch(model, every=2, store=(eager := [])):
+        train(model, steps=5)
+    model.load_state_dict(state)
+    fast, counter = compiled(model)
+    with Watch(model, every=2, store=(readings := [])) as watch:
+        train(fast, steps=5)
+    assert counter.frame_count == 1  # one graph, and none anew when the cadence toggles
+    assert [(r.step, r.layer, r.phase) for r in readings] == [
+        (step, layer, "train") for step in (0, 2, 4) for layer in LAYERS
+    ]
+    assert str(watch.coverage()) == "2 of 2 attention layers watched"
+    for one, other in zip(readings, eager, strict=True):
+        assert_same(one, other)
+
+
+def test_losses_are_the_same_to_the_bit():
+    torch.manual_seed(1)
+    model = TinyGPT(layers=1)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = train(compiled(model)[0], steps=3)
+    torch._dynamo.reset()
+    model.load_state_dict(state)
+    with Watch(model, every=1, store=(readings := [])):
+        found = train(compiled(model)[0], steps=3)
+    assert readings
+    assert found == expected
+
+
+def test_a_model_that_was_compiled_before_is_watched_and_let_go():
+    model = TinyGPT(layers=1)
+    fast, counter = compiled(model)
+    train(fast, steps=2)
+    assert counter.frame_count == 1
+    with Watch(model, every=1, store=(readings := [])):
+        train(fast, steps=2)
+    assert counter.frame_count == 2
+    assert [(r.step, r.layer) for r in readings] == [(0, "layers.0.attn"), (1, "layers.0.attn")]
+    train(fast, steps=2)
+    assert len(readings) == 2
+
+
+def test_evaluation_is_kept_apart():
+    model = TinyGPT(layers=1)
+    fast, _ = compiled(model)
+    with Watch(model, every=1, store=(readings := [])):
+        train(fast, steps=1, evaluate=True)
+    assert [(r.layer, r.phase) for r in readings] == [
+        ("layers.0.attn", "train"),
+        ("layers.0.attn", "eval"),
+    ]
+
+
+def test_two_attentions_of_one_compiled_module_have_two_names():
+    class Twice(nn.Module):
+        def forward(self, x):
+            first = F.scaled_dot_product_attention(x, x, x)
+            return F.scaled_dot_product_attention(first, x, x, is_causal=True)
+
+    model = nn.Sequential(Twice())
+    fast, _ = compiled(model)
+    with Watch(model, every=1, store=(readings := [])):
+        fast(torch.randn(1, 2, 5, 4))
+    assert [r.layer for r in readings] == ["0", "0#2"]
+
+
+def test_torchs_encoder_reads_what_it_reads_uncompiled():
+    torch.manual_seed(1)
+    model = TinyEncoder()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for layer in model.encoder.layers:
+        layer.self_attn.dropout = 0.0
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with Watch(model, every=1, store=(eager := [])):
+        train(model, steps=2)
+    model.load_state_dict(state)
+    fast, counter = compiled(model)
+    with Watch(model, every=1, store=(readings := [])):
+        train(fast, steps=2)
+    assert counter.frame_count == 1
+    layers = ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
+    assert [(r.step, r.layer) for r in readings] == [(s, layer) for s in (0, 1) for layer in layers]
+    for one, other in zip(readings, eager, strict=True):
+        assert_same(one, other)
+
+
+def test_what_has_no_operator_is_named():
+    class Ours(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (2, -1)).transpose(1, 2).chunk(3, -1)
+            return scaledot.attention(q, k, v, softcap=3.0)
+
+    model = nn.Sequential(Ours())
+    fast, counter = compiled(model)
+    with Watch(model, every=1) as watch:
+        fast(torch.randn(2, 5, 8)).sum().backward()
+        watch.step()
+    assert counter.frame_count == 1
+    assert str(watch.coverage()) == (
+        "0 of 1 attention layer watched; 1 layer not measured (it is inside torch.compile): 0"
+    )

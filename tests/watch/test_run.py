@@ -1,0 +1,338 @@
+"""`scaledot run`: the script behaves as under Python alone, and its attention is read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scaledot import cli
+from scaledot.measure import Vitals
+from scaledot.watch import inside, run
+from scaledot.watch.coverage import Coverage
+from scaledot.watch.reading import Reading
+from scaledot.watch.store import RunReader
+
+SOURCE = Path(run.__file__).parents[2]
+
+# The model lives in a function: it is gone before the process ends, and its coverage must not be.
+TRAIN = """
+import os, sys
+os.environ["OMP_NUM_THREADS"] = "1"
+print(__name__, sys.argv, sys.path, __file__, "torch" in sys.modules, "scaledot" in sys.modules)
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+print(torch.get_num_threads())
+
+
+class Attention(nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(30, 90)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for t in self.qkv(x).chunk(3, -1))
+        return x + scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def main():
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(3), Attention(5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(7):
+        x = torch.randn(2, 11, 30)
+        loss = (model(x) - x.roll(1, 1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(repr(loss.item()))
+
+
+main()
+"""
+
+
+def _launch(*arguments: str) -> run.Launch:
+    parser = cli.Parser("scaledot run")
+    run.add_arguments(parser)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment.pop("RANK", None)
+    return run.launch_of(parser.parse_args(arguments), environment)
+
+
+def _finish(command, environment, **options) -> SimpleNamespace:
+    """Run to the end in the current folder; the process is the one that the options call main."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, err = process.communicate(**options, timeout=100)
+    return SimpleNamespace(status=process.returncode, out=out, err=err)
+
+
+def _watched(*arguments: str, **options) -> SimpleNamespace:
+    """As the command does, which becomes the script: the process id does not change."""
+    launch = _launch(*arguments)
+    become = (
+        "import json, os, sys;"
+        "told = json.loads(os.environ['SCALEDOT_RUN']);"
+        "told['main'] = os.getpid();"
+        "os.environ['SCALEDOT_RUN'] = json.dumps(told);"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-I", "-S", "-c", become, *launch.command]
+    return _finish(command, launch.environment, **options)
+
+
+def _plain(*arguments: str, **options) -> SimpleNamespace:
+    command = [sys.executable, *arguments]
+    return _finish(command, {**os.environ, "PYTHONPATH": str(SOURCE)}, **options)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _write(name: str, text: str) -> None:
+    Path(name).write_text(text, "utf-8")
+
+
+def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
+    _write("train.py", TRAIN)
+    plain = _plain("train.py", "--every", "-m", "--", "x")
+    watched = _watched(
+        "--every", "3", "--store", "run.vitals", "train.py", "--every", "-m", "--", "x"
+    )
+    assert plain.status == 0, plain.err
+    assert watched.out == plain.out
+    assert (watched.status, plain.err) == (0, "")
+    first, last = watched.err.splitlines()
+    assert first == "scaledot: vitals go to run.vitals; live view: scaledot top run.vitals"
+    assert last.startswith(
+        "scaledot: 2 of 2 attention layers watched; 6 readings in 3 steps; own cost "
+    )
+    reader = RunReader("run.vitals")
+    assert [step.step for step in reader.steps("train")] == [0, 3, 6]
+    assert reader.layers() == {"0": 3, "1": 5}
+    assert reader.attributes.more["coverage"] == "2 of 2 attention layers watched"
+    assert reader.attributes.command == ("train.py", "--every", "-m", "--", "x")
+    assert reader.segments()[-1].ended is not None
+
+
+def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
+    _write("train.py", TRAIN)
+    _write(
+        "launch.py",
+        "import os, subprocess, sys\n"
+        "os.environ['RANK'] = '1'\n"
+        "sys.exit(subprocess.call([sys.executable, 'train.py']))\n",
+    )
+    done = _watched("--store", "run.vitals", "launch.py")
+    assert (done.status, done.err) == (0, "")
+    assert [path.name for path in Path().glob("*.vitals")] == ["run.rank1.vitals"]
+    assert RunReader("run.rank1.vitals").layers() == {"0": 3, "1": 5}
+
+
+def test_torch_without_attention_leaves_one_line_no_file_and_the_traceback_alone():
+    text = "import torch\ndef fall():\n    raise ValueError('boom')\nfall()\n"
+    _write("fail.py", text.replace("torch", "json"))  # the same traceback, and sooner
+    plain = _plain("fail.py")
+    _write("fail.py", text)
+    watched = _watched("fail.py")
+    assert "ValueError: boom" in plain.err
+    assert watched.err == plain.err + "scaledot: no attention found\n"
+    assert watched.status == plain.status == 1
+    assert not list(Path().glob("*.vitals*"))
+
+
+def test_a_script_without_torch_gets_one_line():
+    _write("quiet.py", "print('hello')")
+    done = _watched("quiet.py")
+    assert (done.status, done.out) == (0, "hello\n")
+    assert done.err == "scaledot: no attention found: torch was not imported\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys; sys.exit(7)",
+        "import sys; sys.exit('a message')",
+        "raise SystemExit",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import os; os._exit(5)",
+        "1 +",
+    ],
+)
+def test_the_end_of_the_script_is_the_end_of_the_command(text):
+    _write("script.py", text)
+    plain, watched = _plain("script.py"), _watched("script.py")
+    assert watched.status == plain.status
+    assert watched.err.startswith(plain.err)
+
+
+def test_ctrl_c_ends_it_as_it_ends_python():
+    _write(
+        "sleep.py",
+        "import time\n"
+        "try:\n    print('up', flush=True); time.sleep(60)\n"
+        "finally:\n    print('down')\n",
+    )
+    launch = _launch("sleep.py")
+    with subprocess.Popen(
+        launch.command, env=launch.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b"down\n"
+        assert process.stderr.read().rstrip().endswith(b"KeyboardInterrupt")
+        assert process.wait(timeout=60) == -signal.SIGINT
+
+
+def test_a_module_is_run_as_python_does():
+    Path("package").mkdir()
+    _write("package/__init__.py", "")
+    _write("package/module.py", "import sys; print(__name__, __spec__.name, sys.argv, sys.path)")
+    plain = _plain("-m", "package.module", "--every", "3")
+    watched = _watched("-m", "package.module", "--every", "3")
+    assert plain.out.startswith("__main__ package.module ")
+    assert watched.out == plain.out
+
+
+def test_another_sitecustomize_is_still_loaded():
+    Path("site").mkdir()
+    _write("site/sitecustomize.py", "import builtins; builtins.was_here = 'site'")
+    _write("script.py", "import sys; print(was_here, sys.modules['sitecustomize'].__file__)")
+    launch = _launch("script.py")
+    environment = dict(launch.environment)
+    environment["PYTHONPATH"] += os.pathsep + str(Path("site").absolute())
+    done = _finish(launch.command, environment)
+    assert done.out.split() == ["site", str(Path("site/sitecustomize.py").absolute())]
+
+
+def test_flags_of_the_interpreter_are_passed_on():
+    _write("script.py", "import sys; print(sys.flags.optimize, sys.stdout.write_through)")
+    command = [sys.executable, "-O", "-u", "-m", "scaledot", "run", "script.py"]
+    done = _finish(command, {**os.environ, "PYTHONPATH": str(SOURCE)})
+    assert (done.status, done.out) == (0, "1 True\n")
+    assert done.err == "scaledot: no attention found: torch was not imported\n"
+
+
+def test_a_program_that_starts_python_is_accepted():
+    _write("script.py", "print('hello')")
+    launch = _launch("env", "python", "script.py")
+    assert Path(launch.command[0]).name == "env"
+    assert launch.command[1:] == ["python", "script.py"]
+
+
+def test_a_program_beside_the_interpreter_is_found_without_a_path(monkeypatch, folder):
+    beside = Path(sys.executable).name
+    monkeypatch.setenv("PATH", str(folder))
+    assert _launch(beside, "script.py").command == [sys.executable, "script.py"]
+
+
+def test_a_failing_watch_leaves_the_script_alone():
+    Path("torch.py").write_text("")  # scaledot cannot be imported with this torch
+    _write("script.py", "import torch; print('trained')")
+    done = _watched("script.py")
+    assert (done.status, done.out) == (0, "trained\n")
+    (line,) = done.err.splitlines()
+    assert line.startswith("scaledot: not watching: ")
+
+
+def test_options_reach_the_script():
+    _write("script.py", "")
+    options = json.loads(_launch("--replace", "--every", "5", "script.py").environment[run.OPTIONS])
+    assert (options["replace"], options["every"], options["claim"]) == (True, 5, True)
+    assert Path(options["store"]).match("script-*.vitals")
+    assert Path(options["store"]).parent == Path.cwd()
+    options = json.loads(_launch("--store", "a/b.vitals", "script.py").environment[run.OPTIONS])
+    assert options["store"] == str(Path.cwd() / "a/b.vitals")
+    assert (options["replace"], options["every"], options["claim"]) == (False, None, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "which script? type: scaledot run SCRIPT"),
+        (["nowhere.py"], "there is no file nowhere.py; type: scaledot run SCRIPT"),
+        (["no-such-program"], "there is no file no-such-program"),
+        (["--store", "notes.txt", "script.py"], "notes.txt is not a run of scaledot"),
+        (["--store", ".", "script.py"], "is a folder"),
+    ],
+)
+def test_mistakes_are_named_before_anything_starts(capsys, arguments, said):
+    _write("script.py", "")
+    _write("notes.txt", "these are notes, and they are not to be lost")
+    assert cli.main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert Path("notes.txt").read_text() == "these are notes, and they are not to be lost"
+
+
+@pytest.mark.parametrize("every", ["0", "-1", "x", "1.5"])
+def test_a_cadence_that_is_none_is_refused(capsys, every):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", f"--every={every}", "script.py"])
+    assert ended.value.code == 2
+    assert f"{every!r} is no number of steps" in capsys.readouterr().err
+
+
+def test_two_runs_that_start_in_the_same_second_have_two_files(folder):
+    wish = folder / "train-1.vitals"
+    claimed = [inside._claimed(wish) for _ in range(3)]
+    assert [path.name for path in claimed] == [
+        "train-1.vitals",
+        "train-1-2.vitals",
+        "train-1-3.vitals",
+    ]
+    assert all(path.exists() for path in claimed)
+
+
+def test_processes_do_not_share_a_file(folder):
+    wish = folder / "run.vitals"
+    assert inside.file_of(wish, None, main=True) == wish
+    assert inside.file_of(wish, 0, main=False) == wish
+    assert inside.file_of(wish, 3, main=True).name == "run.rank3.vitals"
+    assert inside.file_of(wish, None, main=False).name == f"run.process{os.getpid()}.vitals"
+
+
+def test_coverage_and_notes_are_in_the_file_while_the_script_runs(folder, capsys):
+    store = inside.LateStore(folder / "run.vitals", claim=False, main=True)
+    watched = [Coverage(("a",)), Coverage(("a", "b")), Coverage(())]  # at the end nothing is left
+    store.watch = SimpleNamespace(coverage=lambda: watched.pop(0))
+    store.note("cadence", "every 3 steps")
+    store.note("coverage", "too early: there is no file")
+    assert not list(folder.iterdir())
+    assert store.write([_reading("a")])
+    assert store.write([_reading("a")])
+    assert store.write([_reading("a"), _reading("b")])
+    store.note("coverage", "whatever the watch says itself")
+    store.close()
+    assert not watched
+    more = RunReader(folder / "run.vitals").attributes.more
+    assert more["coverage"] == "2 of 2 attention layers watched"
+    assert more["cadence"] == "every 3 steps"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_opened_costs_one_line(folder, capsys):
+    Path("notes.vitals").write_text("notes")
+    store = inside.LateStore(folder / "notes.vitals", claim=False, main=True)
+    assert not store.write([_reading("a")])
+    assert not store.write([_reading("a")])
+    store.close()
+    assert capsys.readouterr().err.count("scaledot: nothing is kept: ") == 1
+    assert Path("notes.vitals").read_text() == "notes"
+
+
+def _reading(layer: str) -> Reading:
+    return Reading.of(Vitals.empty((3,)), step=0, layer=layer)

@@ -1,0 +1,384 @@
+"""Whatever happens to the disk, the training goes on, one warning is logged, nothing is hidden."""
+
+import contextlib
+import logging
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from watch.store_cases import readings, scalars
+
+from scaledot.watch.store import RunReader, Store, StoreError, looking, schema, writer
+
+NOBODY = 65534
+DOT_FILE = "&vfs=unix-dotfile"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.vitals"
+
+
+@pytest.fixture(autouse=True)
+def fast_retry(monkeypatch):
+    monkeypatch.setattr(writer, "RETRY", 0.05)
+    monkeypatch.setattr(writer, "INTERVAL", 0.05)
+
+
+def warnings_in(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen"
+        time.sleep(0.01)
+
+
+def steps_in(path) -> list[int]:
+    return [step.step for step in RunReader(path).steps()]
+
+
+# Files that are something else
+
+
+def other_database(path: Path, application: int = 0, version: int = 0) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE songs (title TEXT)")
+        database.execute(f"PRAGMA application_id = {application}")
+        database.execute(f"PRAGMA user_version = {version}")
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.write_text("Dear diary,\n" * 100), "not an SQLite file"),
+        (lambda path: path.write_text("hello"), "not an SQLite file"),
+        (other_database, "not a run of scaledot"),
+        (lambda path: other_database(path, application=17), "not a run of scaledot"),
+        (lambda path: other_database(path, schema.APPLICATION_ID, 2), "pip install --upgrade"),
+        (lambda path: path.mkdir(), "folder"),
+    ],
+    ids=["text", "short text", "no application", "other application", "newer", "folder"],
+)
+def test_foreign_file_is_refused_and_left_alone(path, make, words):
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    for open_it in (Store, RunReader):
+        with pytest.raises(StoreError, match=words):
+            open_it(path)
+    assert list(path.parent.iterdir()) == [path]
+    if before is not None:
+        assert path.read_bytes() == before
+
+
+def test_missing_run_is_named_with_the_way_to_make_one(path):
+    with pytest.raises(StoreError, match="scaledot run --store"):
+        RunReader(path)
+    assert not path.exists()
+
+
+def test_empty_file_becomes_a_run_but_cannot_be_read_as_one(path):
+    path.touch()
+    with pytest.raises(StoreError, match="no run yet"):
+        RunReader(path)
+    with Store(path) as store:
+        store.write(readings(0))
+    assert steps_in(path) == [0]
+
+
+def test_folder_of_a_new_run_is_made(tmp_path):
+    with Store(tmp_path / "runs" / "today" / "run.vitals") as store:
+        store.write(readings(0))
+    assert steps_in(store.path) == [0]
+
+
+def test_announced_size_of_a_packed_column_is_a_limit(path):
+    with Store(path) as store:
+        store.write(readings(0))
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE chunk SET steps = (SELECT counts FROM chunk WHERE records = 1)")
+        database.commit()
+    with pytest.raises(ValueError, match="expected 8"):
+        list(RunReader(path).steps())
+
+
+# Disks that fail
+
+
+@contextlib.contextmanager
+def files_no_larger_than(size: int):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_is_survived_and_nothing_that_fits_the_queue_is_lost(path, caplog):
+    with Store(path) as store:
+        for step in range(40):
+            store.write(readings(step))
+        assert store.flush()
+        with files_no_larger_than(4096):
+            for step in range(40, 80):
+                assert store.write(readings(step))
+            assert not store.flush()
+            assert store.broken is not None
+            for step in range(80, 90):
+                store.write(readings(step))
+            assert not store.flush()
+            assert len(warnings_in(caplog)) == 1
+            assert "The training goes on" in warnings_in(caplog)[0]
+        assert store.flush()
+        assert store.broken is None
+        store.write(readings(90))
+    assert steps_in(path) == list(range(91))
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_disk_that_stays_full_ends_with_what_was_committed(path, caplog):
+    store = Store(path)
+    store.write(readings(0))
+    assert store.flush()
+    with files_no_larger_than(4096):
+        for step in range(1, 50):
+            store.write(readings(step))
+        store.close()
+    assert steps_in(path) == [0]
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_full_disk_fills_no_more_memory_than_the_queue(path):
+    entry = sum(r.floats.nbytes + r.counts.nbytes for r in readings(0))
+    with Store(path, queue_bytes=10 * entry) as store:
+        store.write(readings(0))
+        assert store.flush()
+        with files_no_larger_than(4096):
+            for step in range(1, 60):
+                store.write(readings(step))
+                assert not store.flush()  # an attempt that fails must not make room for more
+            # One step is with the thread, ten wait.
+            assert store.dropped == 3 * (59 - 11)
+        assert store.flush()
+    assert steps_in(path) == list(range(12))
+    assert RunReader(path).segments()[0].dropped == 3 * (59 - 11)
+
+
+@contextlib.contextmanager
+def unprivileged():
+    """Root may write anywhere: be nobody for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def read_only_folder():
+    with tempfile.TemporaryDirectory(prefix="scaledot-test-") as name:
+        folder = Path(name)
+        yield folder
+        folder.chmod(0o755)
+
+
+def lock(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+
+
+def test_run_in_a_read_only_folder_goes_on_without_a_store(read_only_folder, caplog):
+    lock(read_only_folder)
+    with unprivileged(), Store(read_only_folder / "run.vitals") as store:
+        assert store.broken is not None
+        for step in range(5):
+            store.write(readings(step), scalars(step))
+        assert not store.flush()
+    assert len(warnings_in(caplog)) == 1
+    assert list(read_only_folder.iterdir()) == []
+
+
+def test_finished_run_is_read_in_a_read_only_folder(read_only_folder):
+    path = read_only_folder / "run.vitals"
+    with Store(path) as store:
+        store.write(readings(0))
+    lock(read_only_folder)
+    with unprivileged():
+        assert steps_in(path) == [0]
+    assert list(read_only_folder.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kept", [("",), ("", "-wal"), ("", "-wal", "-shm")])
+def test_unfinished_run_is_read_in_a_read_only_folder(path, read_only_folder, kept):
+    """As after kill -9, or copied from there with all, some or none of SQLite's other files."""
+    with Store(path) as store:
+        store.write(readings(0))
+        assert store.flush()
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA wal_checkpoint")
+        store.write(readings(1))
+        assert store.flush()
+        for end in kept:
+            copy = read_only_folder / f"run.vitals{end}"
+            copy.write_bytes(Path(f"{path}{end}").read_bytes())
+    lock(read_only_folder)
+    before = sorted(read_only_folder.iterdir())
+    with unprivileged():
+        assert steps_in(read_only_folder / "run.vitals") == ([0, 1] if "-wal" in kept else [0])
+    assert sorted(read_only_folder.iterdir()) == before
+
+
+def test_file_that_may_not_be_read_is_named(read_only_folder):
+    path = read_only_folder / "run.vitals"
+    with Store(path) as store:
+        store.write(readings(0))
+    path.chmod(0)
+    for folder in (0o700, 0o755):
+        read_only_folder.chmod(folder)
+        with unprivileged(), pytest.raises(StoreError, match="permissions"):
+            RunReader(path)
+
+
+@pytest.mark.parametrize("replacement", [None, "something else"])
+def test_store_deleted_or_replaced_under_it(path, caplog, replacement):
+    with Store(path) as store:
+        store.write(readings(0))
+        assert store.flush()
+        path.unlink()
+        if replacement is not None:
+            path.write_text(replacement)
+        wait_for(lambda: store.broken is not None)
+        assert not store.write(readings(1))
+        assert not store.flush()
+        assert store.dropped == 3
+    assert store.broken is not None
+    assert "deleted or replaced" in store.broken
+    assert len(warnings_in(caplog)) == 1
+    assert (path.read_text() if path.exists() else None) == replacement
+
+
+def test_stalled_disk_drops_and_counts_and_never_blocks(path, caplog):
+    entry = sum(r.floats.nbytes + r.counts.nbytes for r in readings(0))
+    with Store(path, queue_bytes=10 * entry) as store:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # no commit of another connection gets through
+            store.write(readings(0))
+            wait_for(lambda: not store._queue)  # the thread has it and waits for the lock
+            slowest = 0.0
+            for step in range(1, 100):
+                start = time.perf_counter()
+                store.write(readings(step))
+                slowest = max(slowest, time.perf_counter() - start)
+            other.execute("ROLLBACK")
+        assert slowest < 0.2
+        assert store.dropped == 3 * (99 - 10)
+        assert store.flush()
+        store.write(readings(100))
+    assert steps_in(path) == [*range(11), 100]
+    assert RunReader(path).segments()[0].dropped == 3 * (99 - 10)
+    assert warnings_in(caplog) == []
+
+
+def test_lock_that_is_never_released_is_a_failure_not_a_hang(path, caplog, monkeypatch):
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT", 0.1)
+    with Store(path) as store:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            store.write(readings(0))
+            wait_for(lambda: store.broken is not None)
+            other.execute("ROLLBACK")
+        wait_for(lambda: store.broken is None)
+    assert steps_in(path) == [0]
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_file_system_without_shared_memory_gets_a_rollback_journal(path, monkeypatch):
+    """SQLite's dot-file locking has no shared memory, as some network file systems."""
+    connect = schema.connect
+    monkeypatch.setattr(
+        schema, "connect", lambda file, options, wait: connect(file, options + DOT_FILE, wait)
+    )
+    with Store(path) as store:
+        store.write(readings(0))
+        assert store.flush()
+        assert not Path(f"{path}-wal").exists()
+        assert steps_in(path) == [0]
+        store.write(readings(1))
+    assert steps_in(path) == [0, 1]
+
+
+def test_hot_rollback_journal_is_read_from_a_copy(path):
+    """A killed writer without shared memory leaves half a commit, which a reader cannot undo."""
+    with Store(path) as store:
+        store.write(readings(0))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA cache_size = 1")
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("INSERT INTO about VALUES ('long', ?)", ("x" * 500_000,))
+        copy = path.with_name("copy.vitals")
+        copy.write_bytes(path.read_bytes())
+        Path(f"{copy}-journal").write_bytes(Path(f"{path}-journal").read_bytes())
+        database.execute("ROLLBACK")
+    assert steps_in(copy) == [0]
+    assert Path(f"{copy}-journal").exists()  # a look changes nothing
+
+
+# Forks
+
+
+def test_forked_child_neither_writes_nor_closes_what_the_parent_writes(path):
+    """The child ends like any program, with exit handlers, in a process of its own."""
+    script = f"""
+        import gc, os, sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from watch.store_cases import readings
+        from scaledot.watch.store import RunReader, Store
+
+        store = Store({str(path)!r})
+        store.write(readings(0))
+        assert store.flush()
+        child = os.fork()
+        if child == 0:
+            assert not store.write(readings(666))
+            assert not store.flush()
+            store.note("child", True)
+            store.close()
+            del store
+            gc.collect()
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert Path({f"{path}-wal"!r}).exists()
+        assert store.broken is None
+        store.write(readings(1))
+        # No close: the end of the program is enough.
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+    assert steps_in(path) == [0, 1]
+    assert list(path.parent.iterdir()) == [path]
+    assert RunReader(path).segments()[0].ended is not None
+    assert "child" not in RunReader(path).attributes.more
+
+
+def test_looking_companions_are_those_of_sqlite(path):
+    """The names that `looking` copies are the names SQLite uses."""
+    with Store(path) as store:
+        store.write(readings(0))
+        assert store.flush()
+        names = {file.name.removeprefix(path.name) for file in path.parent.iterdir()}
+    assert names - {"", "-shm"} <= set(looking.COMPANIONS)
