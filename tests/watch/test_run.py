@@ -187,7 +187,12 @@ def test_ctrl_c_ends_it_as_it_ends_python():
     )
     launch = _launch("sleep.py")
     with subprocess.Popen(
-        launch.command, env=launch.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        launch.command,
+        env=launch.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell that starts these tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout
         assert process.stderr

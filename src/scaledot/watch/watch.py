@@ -15,6 +15,8 @@ from scaledot.watch import reading
 from scaledot.watch.cadence import Cadence, Evaluations
 from scaledot.watch.coverage import Coverage, Ledger, attention_modules
 from scaledot.watch.gather import Gathering, Key, Waiting
+from scaledot.watch.late import Late
+from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
 from scaledot.watch.probes import hub, place
 from scaledot.watch.probes.seen import Seen
@@ -44,6 +46,7 @@ class Watch:
     replace: compute the model's scaled_dot_product_attention with scaledot's in the steps that are
     due, vitals from the same pass, instead of measuring beside it; then every step is due unless
     `every` says otherwise, and the numbers agree within rounding, no longer to the bit.
+    losses: keep what backward is called on as the series "loss", where that is one number.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Watch:
         sinks: Iterable[Any] = (),
         budget: float = 0.01,
         replace: bool = False,
+        losses: bool = True,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(
@@ -70,12 +74,14 @@ class Watch:
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
         self._scalars: list[Scalar] = []
+        self._coming: list[Late] = []
         self._steps_looked_at = 0
         self._own_store: Any = None
         self._store = self._opened(store)
         targets = [*([] if self._store is None else [self._store]), *sinks]
         self._deliveries: list[Deliver] = [delivery_to(target) for target in targets]
         self._ends = StepEnds(self._step_ended)
+        self._losses = Losses() if losses else None
         self._removed = False
         hub.listen(self)
 
@@ -103,6 +109,8 @@ class Watch:
         self._removed = True
         hub.leave(self)
         self._ends.remove()
+        if self._losses is not None:
+            self._losses.remove()
         self._steps_looked_at += bool(self._gathering)
         self._close(None)
         self._deliver(all_of_it=True)
@@ -206,6 +214,9 @@ class Watch:
         self.cadence.close_step()
         if due and anything:
             self._scalars += self._numbers_of(step, optimizer)
+            self._coming += self._loss_of(step)
+        elif self._losses is not None:
+            self._losses.drop()
         if due and self._steps_looked_at < NOTED:
             self._steps_looked_at += 1
             self._note_coverage()
@@ -219,6 +230,10 @@ class Watch:
         }
         return [Scalar(step, name, value) for name, value in numbers.items() if value is not None]
 
+    def _loss_of(self, step: int) -> list[Late]:
+        loss = None if self._losses is None else self._losses.taken(step)
+        return [] if loss is None else [loss]
+
     def _deliver(self, all_of_it: bool = False) -> None:
         """Whatever has arrived from the device, oldest first."""
         began = self.cadence.clock()
@@ -227,6 +242,8 @@ class Watch:
             if not (all_of_it or self._waiting[0].here or len(self._waiting) > IN_FLIGHT):
                 break
             arrived += self._waiting.pop(0).readings()
+        while self._coming and (all_of_it or self._coming[0].here or len(self._coming) > IN_FLIGHT):
+            self._scalars.append(self._coming.pop(0).scalar())
         scalars, self._scalars = self._scalars, []
         for one in arrived:
             self.latest[Key(one.layer, one.phase)] = one

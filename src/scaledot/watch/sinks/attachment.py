@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from scaledot.watch.late import Late
 from scaledot.watch.reading import LEARNING_RATE, Reading, RunAttributes, Scalar
 from scaledot.watch.receivers import delivery_to, is_path
 from scaledot.watch.steps import learning_rate
@@ -42,7 +42,12 @@ class Attachment:
         relay = Relay(self._opened(model), self.sinks, first_step, owned=is_path(self.store))
         try:
             self.watch = Watch(
-                model, every=self.every, store=relay, budget=self.budget, replace=self.replace
+                model,
+                every=self.every,
+                store=relay,
+                budget=self.budget,
+                replace=self.replace,
+                losses=False,  # the framework says what its loss is
             )
         except BaseException:
             relay.close()
@@ -97,37 +102,6 @@ class Attachment:
         from scaledot.watch.store import Store
 
         return Store(self.store, RunAttributes.here(model, budget=self.budget))
-
-
-class Late(NamedTuple):
-    """A number that may still be on its way from its device."""
-
-    step: int
-    name: str
-    value: float | Tensor
-    arrived: Any  # a CUDA event, or None where there is nothing to wait for
-
-    @staticmethod
-    def of(step: int, name: str, value: float | Tensor) -> "Late":
-        if not isinstance(value, Tensor):
-            return Late(step, name, float(value), None)
-        value = value.detach().float()
-        if not value.is_cuda:
-            return Late(step, name, float(value), None)
-        pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        pinned.copy_(value, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(value.device))
-        return Late(step, name, pinned, arrived)
-
-    @property
-    def here(self) -> bool:
-        return self.arrived is None or self.arrived.query()
-
-    def scalar(self) -> Scalar:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return Scalar(self.step, self.name, float(self.value))
 
 
 class Relay:

@@ -1,0 +1,102 @@
+"""The loss of a run, found where backward is called."""
+
+import pytest
+import torch
+from torch import nn
+from watched_models import TinyGPT, train
+
+import scaledot
+from scaledot.watch.reading import LOSS
+from scaledot.watch.store import RunReader
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+class Receiver:
+    def __init__(self):
+        self.losses = {}
+
+    def write(self, readings=(), scalars=()):
+        self.losses |= {scalar.step: scalar.value for scalar in scalars if scalar.name == LOSS}
+        return True
+
+
+def steps(model, number=3, micro_batches=1, scaler=None):
+    """The mean loss of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(number):
+        optimizer.zero_grad()
+        parts = []
+        for _ in range(micro_batches):
+            loss = model(torch.randn(2, 5, 16)).square().mean()
+            parts.append(loss.item())
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        optimizer.step()
+        found.append(sum(parts) / len(parts))
+    return found
+
+
+def encoder():
+    return nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_loss_of_each_step_is_what_backward_was_called_on(micro_batches):
+    receiver, model = Receiver(), encoder()
+    with scaledot.Watch(model, every=1, store=receiver):
+        expected = steps(model, micro_batches=micro_batches)
+    assert receiver.losses == pytest.approx(dict(enumerate(expected)))
+
+
+def test_only_steps_that_are_looked_at_keep_a_loss():
+    receiver, model = Receiver(), encoder()
+    with scaledot.Watch(model, every=2, store=receiver):
+        expected = steps(model, number=4)
+    assert receiver.losses == pytest.approx({0: expected[0], 2: expected[2]})
+
+
+def test_a_grad_scaler_does_not_scale_the_series():
+    receiver, model = Receiver(), encoder()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with scaledot.Watch(model, every=1, store=receiver):
+        expected = steps(model, scaler=scaler)
+    assert receiver.losses == pytest.approx(dict(enumerate(expected)))
+
+
+def test_backward_of_several_numbers_is_no_loss():
+    receiver, model = Receiver(), encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with scaledot.Watch(model, every=1, store=receiver):
+        out = model(torch.randn(2, 5, 16))
+        out.backward(torch.ones_like(out))
+        optimizer.step()
+    assert receiver.losses == {}
+
+
+def test_everything_is_put_back():
+    backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
+    first, second = scaledot.Watch(every=1), scaledot.Watch(every=1)
+    assert torch.autograd.backward is not backward
+    first.remove()
+    assert torch.autograd.backward is not backward
+    second.remove()
+    assert torch.autograd.backward is backward
+    assert torch.amp.GradScaler.scale is scale
+
+
+def test_losses_can_be_left_out():
+    backward = torch.autograd.backward
+    with scaledot.Watch(every=1, losses=False):
+        assert torch.autograd.backward is backward
+
+
+def test_the_store_keeps_the_series(tmp_path):
+    with scaledot.Watch(every=1, store=tmp_path / "run.vitals"):
+        losses = train(TinyGPT(), steps=3)
+    kept = RunReader(tmp_path / "run.vitals").scalars(LOSS)
+    assert len(kept.values) == 3
+    assert kept.values[0] == pytest.approx(float(losses[0]), rel=1e-5)
