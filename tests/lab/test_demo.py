@@ -16,6 +16,8 @@ from rich.console import Console
 
 from scaledot.lab import demo, drawing, experiments, terminal, words
 
+# The training at the end has tests of its own (test_training.py), and leaves no file here.
+SHORT = ("--steps", "2", "--store", os.devnull + "/none.vitals")
 CPU_SECONDS = 60  # the promise; counted in work done, since other jobs may share the cores
 
 
@@ -35,7 +37,14 @@ def test_demo_tells_every_lesson_in_order(at_80_columns):
     assert places == sorted(places)
 
 
-def test_demo_ends_with_the_vital_signs_side_by_side(at_80_columns):
+def test_demo_ends_with_a_training(at_80_columns):
+    training = at_80_columns.split(words.TRAINING)[-1]
+    assert "3 of 3 attention layers watched" in training
+    assert re.search(r"^ +1 +\d\.\d\d ", training, re.MULTILINE)
+    assert "left no file: /dev/null" in training
+
+
+def test_demo_shows_the_vital_signs_side_by_side(at_80_columns):
     table = at_80_columns.split("vital sign ")[-1]
     assert re.search(r"logit_std +\d+\.\d+ ✗ +[01]\.\d+ ✓ +0\.1 \.\. 4", table)
 
@@ -132,7 +141,7 @@ def test_demo_starts_with_its_progress_in_a_terminal():
 def _scaledot_demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     before = _work_of_children()
     done = subprocess.run(
-        [sys.executable, "-m", "scaledot", "demo", *arguments],
+        [sys.executable, "-m", "scaledot", "demo", *SHORT, *arguments],
         env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         text=True,

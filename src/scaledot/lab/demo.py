@@ -1,11 +1,18 @@
-"""`scaledot demo`: why attention divides by sqrt(d_k), told with numbers measured on the spot."""
+"""`scaledot demo`: why attention divides by sqrt(d_k), told with numbers measured on the spot.
+
+It ends with a training under the watch, where the division alone is not enough.
+"""
 
 import argparse
 import contextlib
 import dataclasses
 import json
+import math
+import os
+import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +21,11 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from scaledot.lab import experiments, terminal, words
+from scaledot.lab import experiments, terminal, training, words
 from scaledot.lab.experiments import Finding
+from scaledot.lab.training import Size, Training
+
+STORE = Path("scaledot-demo.vitals")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +33,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=_seed, default=0, metavar="N", help="seed of every draw (default 0)"
     )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=Size().steps,
+        metavar="N",
+        help="steps of the training at the end; 0 leaves it out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=STORE,
+        metavar="FILE",
+        help="where the training's vitals go, for scaledot top (default %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    console = Console(markup=False, emoji=False, highlight=False, stderr=args.json)
     with _one_thread():
-        if args.json:
-            json.dump(as_data(args.seed), sys.stdout, indent=2, allow_nan=False)
-            print()
-        else:
-            play(args.seed, Console(markup=False, emoji=False, highlight=False))
+        if not args.json:
+            play(args.seed, console, args.steps, args.store)
+            return 0
+        data = as_data(args.seed)
+        if args.steps:
+            trained = _trained(args.seed, args.steps, args.store, console)
+            data["training"] = _as_data(trained)
+    json.dump(data, sys.stdout, indent=2, allow_nan=False)
+    print()
     return 0
 
 
@@ -59,8 +88,8 @@ def as_data(seed: int) -> dict[str, Any]:
     }
 
 
-def play(seed: int, console: Console) -> None:
-    """Every lesson in the terminal, each as soon as it is measured."""
+def play(seed: int, console: Console, steps: int, store: Path) -> None:
+    """Every lesson in the terminal, each as soon as it is measured; then the training."""
     width = min(console.width, terminal.WIDEST)
     console.print(_welcome(seed), width=width)
     findings: list[Finding] = []
@@ -73,7 +102,17 @@ def play(seed: int, console: Console) -> None:
             console.print(terminal.draw(number, name, record, width), width=width)
             findings += _findings(record)
             progress.advance(task)
-    console.print(_farewell(findings), width=width)
+    trained = _trained(seed, steps, store, console) if steps else None
+    if trained is not None:
+        number = len(experiments.LESSONS) + 1
+        console.print(terminal.draw_training(number, trained), width=width)
+    console.print(_farewell(findings, trained), width=width)
+
+
+def _trained(seed: int, steps: int, store: Path, console: Console) -> Training:
+    with _progress(console) as progress:
+        task = progress.add_task(words.TRAINING, total=steps)
+        return training.train(seed, Size(steps=steps), store, lambda: progress.advance(task))
 
 
 def _welcome(seed: int) -> Panel:
@@ -86,7 +125,7 @@ def _welcome(seed: int) -> Panel:
     return Panel(text, title="scaledot", border_style="cyan")
 
 
-def _farewell(findings: list[Finding]) -> Panel:
+def _farewell(findings: list[Finding], trained: Training | None) -> Panel:
     claims = [finding for finding in findings if finding.claim is not None]
     agreeing = sum(finding.agree for finding in claims)
     text = Text.assemble(
@@ -94,6 +133,9 @@ def _farewell(findings: list[Finding]) -> Panel:
             f"{len(claims)} claims tested: {agreeing} agree, {len(claims) - agreeing} do not.\n",
             "bold",
         ),
+        *_where_to_look(trained),
+        "Your own training, without editing it:\n",
+        ("  scaledot run train.py\n", "green"),
         "In your own code:\n",
         ("  out, vitals = scaledot.attention_with_vitals(q, k, v)\n", "green"),
         ("  print(vitals)\n", "green"),
@@ -101,6 +143,19 @@ def _farewell(findings: list[Finding]) -> Panel:
         ("scaledot demo --json", "green"),
     )
     return Panel(text, border_style="cyan")
+
+
+def _where_to_look(trained: Training | None) -> list[str | tuple[str, str]]:
+    if trained is None:
+        return []
+    if trained.store is None:
+        return [(f"The training left no file: {trained.no_store}\n", "yellow")]
+    path = os.path.relpath(trained.store)
+    path = trained.store if path.startswith(os.pardir) else path
+    return [
+        f"Every head of the training, step by step, is in {path}; type next:\n",
+        (f"  scaledot top {shlex.quote(path)}\n", "green"),
+    ]
 
 
 def _progress(console: Console) -> Progress:
@@ -143,6 +198,27 @@ def _findings(value: Any) -> Iterator[Finding]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _findings(item)
+
+
+def _as_data(trained: Training) -> dict[str, Any]:
+    vitals, loss = words.training_verdicts(trained)
+    said = {"title": words.TRAINING, "vitals_say": vitals, "loss_says": loss}
+    return {**said, **_finite(dataclasses.asdict(trained))}
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity and no NaN; a training that has broken has both."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; use 0 or more")
+    return int(text)
 
 
 def _seed(text: str) -> int:

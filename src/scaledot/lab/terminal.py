@@ -22,17 +22,19 @@ from scaledot.lab.experiments import (
 from scaledot.lab.experiments.dot_product import DotProduct
 from scaledot.lab.experiments.remedy import Reading
 from scaledot.lab.experiments.softmax import DECADES, SoftmaxRow
+from scaledot.lab.training import Moment, Training
 
 WIDEST = 100  # columns: longer lines are hard to read
 ROOMY = 96  # from here on, tables also say what a number means
+
+SHOWN_MOMENTS = 9  # steps of the training that the table shows
 
 RULE_NAMES = {"none": "none", "sqrt_dk": "√d_k", "dk": "d_k", "sqrt_dmodel": "√d_model"}
 
 
 def draw(number: int, name: str, lesson: object, console_width: int) -> RenderableType:
     """The whole lesson: heading, opening words, tables, verdicts."""
-    heading = Rule(Text(f"{number}  {words.title(name)}", "bold"), align="left", style="cyan")
-    opening = Text(words.opening(name, lesson), "dim")
+    opening = words.opening(name, lesson)
     match lesson:
         case SmallVectors():
             body = _small_vectors(lesson)
@@ -48,7 +50,47 @@ def draw(number: int, name: str, lesson: object, console_width: int) -> Renderab
             body = _vital_signs(lesson, roomy=console_width >= ROOMY)
         case _:
             raise TypeError(f"no picture for {type(lesson).__name__}")
-    return Group("", heading, opening, *(Padding(part, (1, 0, 0, 0)) for part in body))
+    return _chapter(number, words.title(name), opening, body)
+
+
+def draw_training(number: int, training: Training) -> RenderableType:
+    """What every training shows on the left, what the watch adds on the right."""
+    table = drawing.table(
+        ">step", ">loss", ">|gradient|", ">largest score", ">passes", "", ">heads closed"
+    )
+    for moment in _chosen(training.moments):
+        table.add_row(
+            str(moment.step),
+            f"{moment.loss_mean:.2f}",
+            f"{moment.gradient_norm:.2f}",
+            _judged(f"{moment.max_logit:,.0f}", moment.max_logit <= training.max_logit_high),
+            _judged(f"{moment.passes:.3f}", moment.passes >= training.passes_low),
+            Bar(moment.passes, 12),
+            _judged(f"{moment.closed:.0%}", moment.closed < 0.5),
+        )
+    vitals, loss = words.training_verdicts(training)
+    said = Table.grid(padding=(0, 1))
+    said.add_row(Text("the vitals", "bold"), vitals)
+    said.add_row(Text("the loss", "bold"), loss)
+    parts: list[RenderableType] = [table, said, Text(words.training_cost(training), "dim")]
+    return _chapter(number, words.TRAINING, words.training_opening(training), parts)
+
+
+def _chosen(moments: tuple[Moment, ...]) -> list[Moment]:
+    """Some of them, evenly spaced, with the first and the last."""
+    last = len(moments) - 1
+    parts = max(min(SHOWN_MOMENTS - 1, last), 1)
+    return [moments[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
+
+
+def _judged(text: str, healthy: bool) -> Text:
+    return Text(text, "bold" if healthy else "bold red")
+
+
+def _chapter(number: int, title: str, opening: str, body: list[RenderableType]) -> RenderableType:
+    heading = Rule(Text(f"{number}  {title}", "bold"), align="left", style="cyan")
+    parts = (Padding(part, (1, 0, 0, 0)) for part in body)
+    return Group("", heading, Text(opening, "dim"), *parts)
 
 
 def _small_vectors(lesson: SmallVectors) -> list[RenderableType]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaledot.lab.experiments import Finding
+from scaledot.lab.training import Training
 
 
 @dataclass(frozen=True)
@@ -152,3 +153,56 @@ def why(finding: Finding, lesson: Any) -> str:
 
 def verdict(finding: Finding) -> str:
     return "agrees" if finding.agree else FINDINGS[finding.key].short_of_truth
+
+
+TRAINING = "A real training, under the watch"
+
+
+def training_opening(training: Training) -> str:
+    size = training.size
+    return (
+        f"{training.parameters:,} parameters learn {training.characters:,} characters of Python's "
+        f"own help texts: {size.steps} steps of {size.batch} × {size.tokens} characters, learning "
+        f"rate {training.learning_rate:g}. The watch reads every head at every step "
+        f"({training.coverage}); the model knows nothing of it."
+    )
+
+
+def training_verdicts(training: Training) -> tuple[str, str]:
+    """What the vital signs say of the run, and what the loss says."""
+    return _vitals_say(training), _loss_says(training)
+
+
+def training_cost(training: Training) -> str:
+    if training.watch_cost is None:
+        return "Too few steps to say what the watch cost."
+    return (
+        f"{training.seconds:.0f} s in all. The watch took {training.watch_cost:.1%} of it, for it "
+        f"read every step; left to itself it keeps within its budget."
+    )
+
+
+def _vitals_say(training: Training) -> str:
+    last = training.moments[-1]
+    if training.logits_leave is None:
+        return f"No score above {training.max_logit_high:g} within {last.step + 1} steps."
+    half = "half of the heads are not closed yet"
+    if training.half_closed is not None:
+        half = f"at step {training.half_closed} half of the heads are closed"
+    return (
+        f"The largest score passes {training.max_logit_high:g} at step {training.logits_leave}, "
+        f"{half}. At the end it is {last.max_logit:,.0f}, and {last.closed:.0%} of the heads let "
+        f"less than {training.passes_low:g} through."
+    )
+
+
+def _loss_says(training: Training) -> str:
+    first, last = training.moments[0], training.moments[-1]
+    rule = (
+        f"An alarm that waits for a rise of {training.loss_rise:g} "
+        f"(means of {training.steps_of_mean} steps)"
+    )
+    rang = "has not rung."
+    if training.loss_alarm is not None:
+        rang = f"rang at step {training.loss_alarm}."
+    return f"From {first.loss_mean:.2f} to {last.loss_mean:.2f}. {rule} {rang}"
