@@ -13,9 +13,9 @@ from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from scaledot.bench import cases, gpu, provenance, results, table
+from scaledot.bench import cases, gpu, provenance, results, table, watch
 from scaledot.bench.cases import Case
 from scaledot.bench.engine import Engine, OnCpu
 from scaledot.bench.gate import Check
@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     on_cpu, on_gpu = _names(cases.on_cpu()), _names(gpu_cases.on_gpu())
     parser.add_argument(
         "--gpu", action="store_true", help="the bars of a GPU, against cuDNN and FlashAttention"
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="what the watch adds to a training step, on a CPU"
     )
     parser.add_argument("--quick", action="store_true", help="a small try: few shapes, few repeats")
     parser.add_argument(
@@ -60,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"append the rows to this CSV (default: {RESULTS}/cpu.csv or gpu.csv where that "
-        "folder exists, else scaledot-bench.csv or scaledot-bench-gpu.csv; with --quick no file)",
+        help=f"append the rows to this CSV (default: cpu.csv, gpu.csv or watch.csv in {RESULTS} "
+        "where that folder exists, else scaledot-bench.csv or scaledot-bench-gpu.csv or -watch.csv "
+        "here; with --quick no file)",
     )
     parser.add_argument(
         "--commit",
@@ -83,14 +87,17 @@ def run(args: argparse.Namespace) -> int:
         if args.table is not None:
             print(table.as_markdown(results.latest(results.read(args.table))))
             return EVERY_BAR_HOLDS
-        chosen = _chosen(args)
-        file = args.out or (None if args.quick else _default_file(on_gpu=args.gpu))
+        chosen = [] if args.watch else _chosen(args)
+        plan = _plan(args) if args.watch else None
+        file = args.out or (None if args.quick else _default_file(args))
         if file is not None:
             results.check_header(file, for_gpu=args.gpu)
     except (OSError, ValueError) as error:
         print(f"scaledot bench: {error}", file=sys.stderr)
         return NOTHING_MEASURED
     origin = provenance.collect(on_gpu=args.gpu, named=args.commit)
+    if plan is not None:
+        return bench_watch(plan, origin, file, as_json=args.json)
     with OnGpu(chosen) if args.gpu else OnCpu(chosen) as engine:
         return bench(engine, origin, args.repeats, file, as_json=args.json)
 
@@ -111,6 +118,49 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
         with_or_without = "with" if args.gpu else "without"
         raise ValueError(f"--only {unknown[0]} is no case {with_or_without} --gpu")
     return [case for case in every if not args.only or case.name in args.only]
+
+
+def _plan(args: argparse.Namespace) -> watch.Plan:
+    for name in ("gpu", "only", "width", "length"):
+        if getattr(args, name):
+            raise ValueError(f"--watch times one model on a CPU; leave out --{name}")
+    plan = watch.QUICK if args.quick else watch.Plan()
+    return plan._replace(rounds=args.repeats or plan.rounds)
+
+
+def bench_watch(plan: watch.Plan, origin: Origin, file: Path | None, *, as_json: bool) -> int:
+    """Gate, clock, file, table."""
+    console = _console(stderr=as_json, width=table.ROOMY)
+    console.print(table.heading(origin))
+    red = watch.red(plan.shape)
+    measured: list[Outcome] = []
+    if not red:
+        console.print(
+            "gate: losses are the same with the watch, to the bit, and no layer is missed"
+        )
+        with _progress(console) as progress:
+            task = progress.add_task("steps with and without the watch", total=plan.rounds)
+            measured = watch.measure(plan, lambda: _advance(progress, task))
+    rows = [results.row(outcome, origin) for outcome in measured]
+    if file is not None and rows:
+        results.append(file, rows)
+    if as_json:
+        print(json.dumps({"red": red, "rows": [row.as_data() for row in rows]}, indent=2))
+    if red:
+        console.print(f"The gate is red, nothing is timed: {'; '.join(red)}")
+        return NOTHING_MEASURED
+    if not as_json:
+        console.print(table.as_rich(rows, console.width))
+    for words in filter(None, map(watch.unresolved, measured)):
+        console.print(words, style="yellow")
+    if file is not None:
+        console.print(f"{len(rows)} rows appended to {file}")
+    return ONE_FALLS_SHORT if any(row.holds is False for row in rows) else EVERY_BAR_HOLDS
+
+
+def _advance(progress: Progress, task: TaskID) -> None:
+    progress.advance(task)
+    progress.refresh()
 
 
 def bench(
@@ -162,14 +212,10 @@ def _measure(engine: Engine, repeats: int | None, console: Console) -> Iterator[
         rounds = [_rounds(group[0], repeats) for group in groups]
         task = progress.add_task("", total=sum(rounds))
 
-        def after_round() -> None:
-            progress.advance(task)
-            progress.refresh()
-
         for group, number in zip(groups, rounds, strict=True):
             words = " ".join(["+".join(case.name for case in group), group[0].workload.shape])
             progress.update(task, description=words, refresh=True)
-            yield from engine.measure(group, number, after_round)
+            yield from engine.measure(group, number, lambda: _advance(progress, task))
 
 
 def _rounds(case: Case, asked: int | None) -> int:
@@ -198,10 +244,11 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _default_file(*, on_gpu: bool) -> Path:
+def _default_file(args: argparse.Namespace) -> Path:
+    kind = "watch" if args.watch else "gpu" if args.gpu else "cpu"
     if RESULTS.is_dir():
-        return RESULTS / ("gpu.csv" if on_gpu else "cpu.csv")
-    return Path("scaledot-bench-gpu.csv" if on_gpu else "scaledot-bench.csv")
+        return RESULTS / f"{kind}.csv"
+    return Path("scaledot-bench.csv" if kind == "cpu" else f"scaledot-bench-{kind}.csv")
 
 
 def _names(every: list[Case]) -> list[str]:
