@@ -66,8 +66,15 @@ def test_rows_that_are_not_finite_are_left_out(device):
 
 def test_each_head_has_its_own_scale(device):
     query, key = (torch.randn(2, 3, 40, 16, device=device) for _ in range(2))
-    scale = torch.tensor([[0.5, -2.0, 0.0]], device=device)
+    scale = torch.tensor([[0.5, 7.0, -2.0, 7.0, 0.0, 7.0]], device=device)[:, ::2]
     found = gram.head_moments(query, key, 1.0, scale)
     plain = gram.head_moments(query, key, 1.0, None)
     torch.testing.assert_close(found[0], plain[0] * scale)
     torch.testing.assert_close(found[1:3], plain[1:3] * scale.square())
+
+
+def test_one_scale_may_stand_for_all_heads(device):
+    query, key = (torch.randn(1, 3, 40, 16, device=device) for _ in range(2))
+    scale = torch.tensor([0.25], device=device).expand(3).unsqueeze(0)
+    found = gram.head_moments(query, key, 1.0, scale)
+    torch.testing.assert_close(found, gram.head_moments(query, key, 0.25, None))

@@ -35,9 +35,9 @@ from scaledot.backends.cuda.additive import (
 )
 from scaledot.backends.cuda.arguments import compute_type, strides
 from scaledot.backends.cuda.backward import (
-    _delta,
-    _load_lse2,
-    _score_gradients,
+    load_lse2,
+    row_deltas,
+    score_gradients,
 )
 from scaledot.backends.cuda.tile import (
     LN2,
@@ -92,7 +92,7 @@ def backward(
     if config is None:
         config = FLOAT64 if dtype == torch.float64 else FLOAT32
     lse = lse.contiguous()
-    delta = _delta(grad_out, out, lse)
+    delta = row_deltas(grad_out, out, lse)
     common = additive_arguments(inputs, settings)
     for name in (*strides("v", value, "bhnd"), *strides("sink_", None, "bh"), "sinks_ptr"):
         del common[name]
@@ -399,7 +399,7 @@ def _rows_kernel(
     if weight_units_ptr is not None:
         weight_units_ptr += copy * UNITS * queries
 
-    lse2 = _load_lse2(lse_ptr + head * queries, rows, row_end)
+    lse2 = load_lse2(lse_ptr + head * queries, rows, row_end)
     delta = tl.load(delta_ptr + head * queries + rows, mask=inside, other=0.0)
     factor = row_scale(scale, head_scale_ptr, rows, seq, left, right, counts_ptr, LOG_N, FLOAT)
     if LOG_N:
@@ -426,7 +426,7 @@ def _rows_kernel(
         grad_p = _products(
             value_ptr, grad_out_ptr, columns, rows, prepared_keys, prepared_queries, V, FLOAT
         )
-        _, _, grad_s = _score_gradients(
+        _, _, grad_s = score_gradients(
             raw,
             grad_p,
             factor,
@@ -582,7 +582,7 @@ def _keys_kernel(
         for start in range(tiles.begin + split * BLOCK_M, tiles.end, splits * BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
             inside = rows < seq.row_end
-            lse2 = _load_lse2(lse_ptr + head * queries, rows, seq.row_end)
+            lse2 = load_lse2(lse_ptr + head * queries, rows, seq.row_end)
             delta = tl.load(delta_ptr + head * queries + rows, mask=inside, other=0.0)
             factor = row_scale(
                 scale, own_scale_ptr, rows, seq, left, right, own_counts_ptr, LOG_N, FLOAT
@@ -606,7 +606,7 @@ def _keys_kernel(
             grad_p = _products(
                 own_grad_ptr, value_ptr, rows, columns, prepared_queries, prepared_keys, V, FLOAT
             )
-            used, _, grad_s = _score_gradients(
+            used, _, grad_s = score_gradients(
                 raw,
                 grad_p,
                 factor,
@@ -915,7 +915,7 @@ def _pair_gradients(
     grad_p = _products(
         grad_out_ptr, value_ptr, rows, columns, prepared_queries, prepared_keys, V, FLOAT
     )
-    _, grad_a, _ = _score_gradients(
+    _, grad_a, _ = score_gradients(
         raw,
         grad_p,
         factor,

@@ -109,7 +109,7 @@ def backward(
     if config is None:
         config = config_for(query, max(block_d, block_v))
     lse = lse.contiguous()
-    delta = _delta(grad_out, out, lse)
+    delta = row_deltas(grad_out, out, lse)
     grad_query, grad_key, grad_value = (
         torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value)
     )
@@ -210,7 +210,7 @@ def _sink_gradient(inputs: Inputs, lse: Tensor, delta: Tensor) -> Tensor:
 # --- delta = rowsum(dO * O) ----------------------------------------------------------------------
 
 
-def _delta(grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+def row_deltas(grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     """[B, H, Q]; 0 in rows that see no key, whatever comes in."""
     batch, heads, queries, width = out.shape
     delta = torch.empty_like(lse)
@@ -275,7 +275,7 @@ def _delta_kernel(
 
 
 @triton.jit
-def _load_lse2(lse_ptr, rows, end):
+def load_lse2(lse_ptr, rows, end):
     """lse in base 2; +inf, which makes every P zero, in rows that see no key and past the end."""
     lse = tl.load(lse_ptr + rows, mask=rows < end, other=float("-inf"))
     return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
@@ -321,7 +321,7 @@ def _wide_product(
 
 
 @triton.jit
-def _score_gradients(
+def score_gradients(
     scores,
     grad_p,
     factor,
@@ -595,7 +595,7 @@ def _add_row_tiles(
     """The rows from `begin` to `end` of one head into dK and dV. Tiles are [keys, rows]."""
     for start in range(begin, end, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
-        lse2 = _load_lse2(lse_ptr, rows, seq.row_end)
+        lse2 = load_lse2(lse_ptr, rows, seq.row_end)
         alive = rows
         if EDGE:
             alive = _alive(rows, lse2, seq.row_end)
@@ -630,7 +630,7 @@ def _add_row_tiles(
             )
             q = _load_part(query, alive, row_end, own_part, D, BLOCK_D)
             do = _load_part(grad_out, alive, row_end, own_part, V, BLOCK_V)
-        p, _, grad_s = _score_gradients(
+        p, _, grad_s = score_gradients(
             scores,
             grad_p,
             factor,
@@ -777,7 +777,7 @@ def _rows_kernel(
     window = Window(left, right)
     lines = (b * heads + h) * queries
 
-    lse2 = _load_lse2(lse_ptr + lines, rows, row_end)
+    lse2 = load_lse2(lse_ptr + lines, rows, row_end)
     delta = tl.load(delta_ptr + lines + rows, mask=rows < row_end, other=0.0)
     factor = row_scale(scale, head_scale_ptr, rows, seq, left, right, counts_ptr, LOG_N, FLOAT)
     if LOG_N:
@@ -894,7 +894,7 @@ def _add_key_tiles(
                 query, alive, row_end, key, columns, key_end, D, BLOCK_D, PARTS, PRECISION, FLOAT
             )
             k = _load_part(key, columns, key_end, own_part, D, BLOCK_D)
-        _, _, grad_s = _score_gradients(
+        _, _, grad_s = score_gradients(
             scores,
             grad_p,
             factor,
@@ -1154,7 +1154,7 @@ def _add_pairs(
     for row in range(row_first, row_stop, BLOCK_M):
         rows = row + tl.arange(0, BLOCK_M)
         mine = (rows >= seq.row) & (rows < seq.row_end)
-        lse2 = _load_lse2(lse_ptr, tl.where(mine, rows, seq.row_end), seq.row_end)
+        lse2 = load_lse2(lse_ptr, tl.where(mine, rows, seq.row_end), seq.row_end)
         alive = _alive(rows, lse2, seq.row_end)
         delta = tl.load(delta_ptr + rows, mask=alive < seq.row_end, other=0.0)
         factor = row_scale(
@@ -1193,7 +1193,7 @@ def _add_pairs(
                 PRECISION,
                 FLOAT,
             )
-            _, grad_a, _ = _score_gradients(
+            _, grad_a, _ = score_gradients(
                 scores,
                 grad_p,
                 factor,

@@ -37,6 +37,8 @@ def head_moments(query: Tensor, key: Tensor, scale: float, head_scale: Tensor | 
     """
     batch, heads, queries, width = query.shape
     groups, keys = key.shape[1:3]
+    if head_scale is not None:  # one number for all heads is a view that repeats
+        head_scale = head_scale.contiguous()
     padded = max(int(triton.next_power_of_2(width)), 16)
     assert padded <= WIDEST
     all_heads = batch * (heads + groups)

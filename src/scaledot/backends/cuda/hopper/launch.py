@@ -9,13 +9,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 LOG2E = 1.4426950408889634
-FARTHEST = 2**30  # a window side past this is past every tensor; sums of two stay within int32
 TENSORS = 8  # that the kernel takes besides query, key and value
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 

@@ -13,7 +13,6 @@ from triton.language.core import _aggregate as aggregate
 
 FIRST_TURN = 5  # one number a consumer
 FIRST_STAGE = gl.constexpr(8)  # one a stage of keys, then one a stage of values: up to 15
-MOST_STAGES = 4
 
 
 @aggregate

@@ -8,8 +8,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-WARPGROUP_ROWS = gl.constexpr(64)  # of a matrix product of one warpgroup
-
 
 @aggregate
 class Plan:
