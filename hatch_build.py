@@ -1,7 +1,11 @@
-"""Build hook: compiles the CPU kernel beside its source, once for each instruction set.
+"""Build hook: compiles the CPU kernel, and builds the lab's page, before a wheel is made.
 
-Without a C++ compiler the package is installed without it and stays complete: the tiled torch
-operators serve the same calls. SCALEDOT_NATIVE=0 skips the compiler, SCALEDOT_NATIVE=1 insists.
+The kernel is compiled beside its source, once for each instruction set. Without a C++ compiler the
+package is installed without it and stays complete: the tiled torch operators serve the same calls.
+SCALEDOT_NATIVE=0 skips the compiler, SCALEDOT_NATIVE=1 insists.
+
+The page needs node (build_page.py says which), unless a source distribution brought it along. A
+wheel without the page is only built where SCALEDOT_SKIP_PAGE=1 asks for it.
 """
 
 import os
@@ -13,6 +17,10 @@ import sys
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # hatchling loads this file alone
+
+import build_page
 
 FOLDER = "src/scaledot/backends/cpu/native"
 FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
@@ -28,10 +36,23 @@ GENERIC: dict[str, list[str]] = {"kernel-generic.so": []}
 
 
 class CustomBuildHook(BuildHookInterface):
+    def dependencies(self) -> list[str]:
+        """What the build's own environment needs besides hatchling."""
+        root = pathlib.Path(self.root)
+        ready = _skips_page() or build_page.is_built(root) or build_page.find_npm()
+        return [] if ready else [build_page.PACKAGE]
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not _skips_page():
+            build_page.build(pathlib.Path(self.root))
+            build_data["artifacts"].append(f"/{build_page.BUILT}/**")
+        if self.target_name == "wheel":
+            self._compile(build_data)
+
+    def _compile(self, build_data: dict[str, Any]) -> None:
         wish = os.environ.get("SCALEDOT_NATIVE", "")
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-        if wish == "0" or self.target_name != "wheel" or not sys.platform.startswith("linux"):
+        if wish == "0" or not sys.platform.startswith("linux"):
             return
         if compiler is None:
             self._give_up("no C++ compiler (g++ or clang++) was found", wish)
@@ -55,3 +76,7 @@ class CustomBuildHook(BuildHookInterface):
         if wish == "1":
             raise RuntimeError(f"the CPU kernel could not be built: {reason}")
         self.app.display_warning(f"scaledot goes on without its compiled CPU kernel: {reason}")
+
+
+def _skips_page() -> bool:
+    return os.environ.get("SCALEDOT_SKIP_PAGE") == "1"

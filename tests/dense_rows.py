@@ -27,7 +27,7 @@ def attend(inputs: Inputs, settings: Settings, keep: Tensor | None = None) -> Ro
     repeats = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(repeats, 1)
     positions, first = _positions(inputs, settings)
-    seen, read, bias = positions, positions, torch.zeros((), dtype=torch.float64)
+    seen, read, bias = positions, positions, query.new_zeros(())
     if inputs.mask is not None and inputs.mask.dtype == torch.bool:
         seen = read = positions & inputs.mask
     elif inputs.mask is not None:

@@ -17,6 +17,8 @@ import scaledot
 
 VERBS = {
     "demo": ("scaledot.lab.demo", "why attention divides by sqrt(d_k), in measured numbers"),
+    "explain": ("scaledot.lab.explain", "one question of attention at a time, in the terminal"),
+    "lab": ("scaledot.lab.server", "the lab in a browser, computed on this machine alone"),
     "run": ("scaledot.watch.run", "a training script under the watch, without editing it"),
     "top": ("scaledot.watch.top", "a run's heads in the terminal, live or after it has ended"),
     "check": ("scaledot.watch.check", "how healthy each head of a saved model is"),

@@ -143,16 +143,7 @@ class Vitals:
             return Vitals.empty(
                 tuple(merged.shape[1:]), merged.entropy.dtype, merged.entropy.device
             )
-        while merged.shape[0] > 1:
-            half = merged.shape[0] // 2
-            rest = merged._map(lambda t, start=2 * half: t[start:])
-            first = merged._map(lambda t, stop=half: t[:stop])
-            second = merged._map(lambda t, start=half: t[start : 2 * start])
-            merged = first.merge(second)
-            if rest.shape[0]:
-                pair = [merged, rest]
-                merged = _combine(pair, lambda ts: torch.cat(ts))
-        return merged._map(lambda t: t[0])
+        return merged._map(lambda t: t[0]) if merged.shape[0] == 1 else _reduced(merged)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, ready for JSON; `per_row` only where it was asked for."""
@@ -249,6 +240,41 @@ def _merge(a: Vitals, b: Vitals) -> Vitals:
     for name in FLOAT_FIELDS:
         merged[name] = merged[name].to(dtype)
     return Vitals(**merged)
+
+
+def _reduced(every: Vitals) -> Vitals:
+    """Merged over the first dimension: `_merge` of all its entries at once."""
+    merged: dict[str, Any] = {name: getattr(every, name).sum(0) for name in COUNT_FIELDS}
+    weights = {}
+    for counts in ("rows", "ratio_rows", "pairs", "q_entries", "k_entries"):
+        weights[counts] = getattr(every, counts).double() / merged[counts].clamp(min=1)
+
+    def mean(counts: str, *names: str) -> None:
+        values = torch.stack([getattr(every, name) for name in names]).double()
+        merged.update(zip(names, _weighted(weights[counts], values).sum(1), strict=True))
+
+    def root_mean_square(counts: str, value: Tensor) -> Tensor:
+        parts = _weighted(weights[counts].sqrt(), value.double())
+        largest = parts.abs().amax(0)  # so that no square overflows
+        norm = torch.linalg.vector_norm(parts / largest.clamp(min=TINY), dim=0) * largest
+        return torch.where(largest.isinf(), largest, norm)
+
+    merged["max_logit"] = every.max_logit.amax(0)
+    mean("rows", "entropy", "sum_p2", "top_p", "saturated", "sink", "off")
+    mean("ratio_rows", "entropy_ratio")
+    mean("pairs", "logit_mean")
+    between = every.logit_mean.double() - merged["logit_mean"]
+    within = root_mean_square("pairs", every.logit_std)
+    merged["logit_std"] = torch.hypot(within, root_mean_square("pairs", between))
+    merged["row_std"] = root_mean_square("rows", every.row_std)
+    merged["q_rms"] = root_mean_square("q_entries", every.q_rms)
+    merged["k_rms"] = root_mean_square("k_entries", every.k_rms)
+    for name in FLOAT_FIELDS:
+        merged[name] = merged[name].to(every.entropy.dtype)
+    return Vitals(**merged)
+
+
+TINY = 1e-300  # below every float32, and no division by zero
 
 
 def _weighted(weight: Tensor, value: Tensor) -> Tensor:
@@ -362,11 +388,8 @@ def vitals_from(result: Result, lead: tuple[int, ...], row_lead: tuple[int, ...]
     assert floats is not None
     assert counts is not None
     assert rows is not None
-    named = {}
-    for name, tensor in zip(FLOAT_FIELDS, floats.unbind(), strict=True):
-        named[name] = tensor.reshape(lead)
-    for name, tensor in zip(COUNT_FIELDS, counts.unbind(), strict=True):
-        named[name] = tensor.reshape(lead)
+    named = dict(zip(FLOAT_FIELDS, floats.reshape(len(floats), *lead).unbind(), strict=True))
+    named |= zip(COUNT_FIELDS, counts.reshape(len(counts), *lead).unbind(), strict=True)
     per_row = None
     if row_lead is not None:
         queries = rows.shape[-1]

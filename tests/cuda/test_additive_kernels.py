@@ -10,8 +10,8 @@ from scaledot.backends.inputs import Inputs, Wanted
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS
 from scaledot.problem import describe
 
-additive = pytest.importorskip("scaledot.backends.cuda.additive")
-additive_backward = pytest.importorskip("scaledot.backends.cuda.additive_backward")
+additive = pytest.importorskip("scaledot.backends.cuda.additive.forward")
+additive_backward = pytest.importorskip("scaledot.backends.cuda.additive.backward")
 backward, BackwardConfig = additive_backward.backward, additive_backward.Config
 summarise = pytest.importorskip("scaledot.backends.cuda.summary").summarise
 

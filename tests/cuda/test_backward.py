@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from dense_rows import attend
 
+from scaledot.backends.cuda.arguments import Dropout
 from scaledot.backends.cuda.backward import Config, backward, config_for
 from scaledot.backends.cuda.forward import Config as ForwardConfig
 from scaledot.backends.cuda.forward import forward
-from scaledot.backends.cuda.tile import keeps
+from scaledot.backends.cuda.logits import keeps
 from scaledot.backends.inputs import Inputs, Wanted
 from scaledot.problem import Settings
 
@@ -268,7 +269,7 @@ def test_heads_too_wide_for_one_tile(device, widths, monkeypatch):
 def _keep_kernel(out_ptr, seed_ptr, rate, queries, keys, BLOCK: tl.constexpr):
     rows = tl.arange(0, BLOCK)
     head = tl.program_id(0)
-    kept = keeps(seed_ptr, rate, head, rows, rows)
+    kept = keeps(Dropout(seed_ptr, rate, None), head, rows[:, None], rows[None, :])
     places = out_ptr + head * queries * keys + rows[:, None] * keys + rows[None, :]
     inside = (rows < queries)[:, None] & (rows < keys)[None, :]
     tl.store(places, kept.to(tl.float32), mask=inside)

@@ -44,6 +44,14 @@ def run(inputs, setting, config=SMALL, moments=True):
     return out, lse, statistics
 
 
+def assert_twin(found, wanted):
+    """Bit for bit where the interpreter runs both; a compiler may fuse and order each its way."""
+    if found.is_cuda:
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(found, wanted)
+
+
 def assert_agrees(inputs, setting, config=SMALL, keep=None):
     """Each number within the rounding of the logits, which are of size `reach`."""
     out, lse, statistics = run(inputs, setting, config)
@@ -276,7 +284,7 @@ def test_layouts_of_the_inputs_and_the_output(device, layout):
         out, plain = lay(inputs.query.new_zeros(2, 2, 5, V)), inputs.query.new_zeros(2, 2, 5, V)
         for place in (out, plain):
             forward(laid, settings(), place, False, config=SMALL)
-        assert torch.equal(out, plain)
+        assert_twin(out, plain)
 
 
 @pytest.mark.parametrize(
@@ -304,14 +312,14 @@ def test_scores_only_and_statistics_without_moments(device, dtype):
     out, lse, statistics = run(inputs, setting)
     for only in (inputs, inputs._replace(value=None)):
         found, planes = forward(only, setting, None, True, True, SMALL)
-        assert torch.equal(found, lse)
-        assert torch.equal(planes, statistics)
+        assert_twin(found, lse)
+        assert_twin(planes, statistics)
     _, _, seven = run(inputs, setting, moments=False)
-    assert torch.equal(seven, statistics[:7])
+    assert_twin(seven, statistics[:7])
     bare = torch.empty_like(out)
     found, nothing = forward(inputs, setting, bare, False, config=SMALL)
-    assert torch.equal(bare, out)
-    assert torch.equal(found, lse)
+    assert_twin(bare, out)
+    assert_twin(found, lse)
     assert nothing.numel() == 0
 
 
@@ -355,4 +363,12 @@ def test_dropout_is_the_same_in_every_cut_and_keeps_the_mean(device, rate):
         other = inputs._replace(seed=inputs.seed + 1)
         assert not torch.equal(run(other, setting)[0] > 0, kept)
     plain = run(inputs, settings())[2]
-    assert torch.equal(statistics, plain)  # the vitals are of the probabilities before dropout
+    assert_twin(statistics, plain)  # the vitals are of the probabilities before dropout
+
+
+@pytest.mark.parametrize("width", [17, 9, 40])
+@pytest.mark.parametrize("value_width", [8, 16, 24])
+def test_narrow_values_beside_keys_that_are_not_aligned(device, width, value_width):
+    """Triton 3.6 would read 16 values of 16 bits from the wrong place of shared memory."""
+    inputs = make(device, torch.float16, heads=3, size=(67, 63, width, value_width))
+    assert_agrees(inputs, settings(scale=width**-0.5), config=None)

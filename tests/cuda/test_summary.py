@@ -186,7 +186,8 @@ def test_layouts_of_query_and_key_do_not_matter(device):
         key=torch.stack([inputs.key, inputs.key * math.nan], -1)[..., 0],
     )
     found = summary.summarise(planes, strided, SETTINGS, None)
-    assert torch.equal(found[0], wanted[0])
+    # A compiler may read other strides by other threads, and so add in another order.
+    torch.testing.assert_close(found[0], wanted[0], rtol=3e-7, atol=0.0, equal_nan=True)
     expanded = inputs._replace(key=inputs.key[:1, :1].expand(inputs.key.shape))
     found = summary.summarise(planes, expanded, SETTINGS, None)
     assert_same(found, expected(planes, expanded))

@@ -2,10 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaledot.lab import experiments
+from scaledot.lab.experiments import story
 
 
 @pytest.fixture(scope="session")
 def lessons() -> SimpleNamespace:
     """Every lesson at seed 0, measured once."""
-    return SimpleNamespace(**{lesson.__name__: lesson(0) for lesson in experiments.LESSONS})
+    return SimpleNamespace(**{lesson.__name__: lesson(0) for lesson in story.LESSONS})

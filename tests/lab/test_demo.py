@@ -14,7 +14,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from scaledot.lab import demo, drawing, experiments, terminal, words
+from scaledot.lab import demo, drawing, terminal, words
+from scaledot.lab.experiments import story
 
 # The training at the end has tests of its own (test_training.py), and leaves no file here.
 SHORT = ("--steps", "2", "--store", os.devnull + "/none.vitals")
@@ -33,7 +34,7 @@ def test_demo_fits_80_columns_without_colour(at_80_columns):
 
 
 def test_demo_tells_every_lesson_in_order(at_80_columns):
-    places = [at_80_columns.index(words.title(lesson.__name__)) for lesson in experiments.LESSONS]
+    places = [at_80_columns.index(words.title(lesson.__name__)) for lesson in story.LESSONS]
     assert places == sorted(places)
 
 
@@ -59,7 +60,7 @@ def test_demo_shows_the_right_weights_beside_the_wrong_claim(at_80_columns):
 def test_every_lesson_fits_its_terminal(lessons, width):
     shown = io.StringIO()
     console = Console(file=shown, width=width, markup=False, highlight=False)
-    for number, lesson in enumerate(experiments.LESSONS, 1):
+    for number, lesson in enumerate(story.LESSONS, 1):
         name = lesson.__name__
         console.print(terminal.draw(number, name, getattr(lessons, name), width))
     text = shown.getvalue()
@@ -91,9 +92,9 @@ def data() -> dict:
 
 def test_json_equals_the_experiments(data):
     assert data["seed"] == 0
-    assert list(data["lessons"]) == [lesson.__name__ for lesson in experiments.LESSONS]
+    assert list(data["lessons"]) == [lesson.__name__ for lesson in story.LESSONS]
     with demo._one_thread():
-        lessons = {lesson.__name__: lesson(0) for lesson in experiments.LESSONS}
+        lessons = {lesson.__name__: lesson(0) for lesson in story.LESSONS}
     for name, lesson in copy.deepcopy(data["lessons"]).items():
         assert lesson.pop("title") == words.title(name)
         record = dataclasses.asdict(lessons[name])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import scaledot
-from scaledot.lab import experiments
+from scaledot.lab.experiments import story
 from scaledot.lab.experiments.finding import compare
 
 near = pytest.approx
@@ -253,7 +253,7 @@ def test_vital_signs_are_those_of_the_call(lessons):
 # All of them
 
 
-@pytest.mark.parametrize("lesson", experiments.LESSONS, ids=lambda lesson: lesson.__name__)
+@pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_a_lesson_repeats_itself_and_leaves_the_global_generator_alone(lessons, lesson):
     before = torch.get_rng_state()
     again = lesson(seed=0)
@@ -261,13 +261,13 @@ def test_a_lesson_repeats_itself_and_leaves_the_global_generator_alone(lessons, 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("lesson", experiments.LESSONS, ids=lambda lesson: lesson.__name__)
+@pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_verdicts_do_not_depend_on_the_seed(lessons, lesson):
     other = lesson(seed=20_170_612)
     assert _verdicts(other) == _verdicts(getattr(lessons, lesson.__name__))
 
 
-@pytest.mark.parametrize("lesson", experiments.LESSONS, ids=lambda lesson: lesson.__name__)
+@pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_a_lesson_cannot_be_changed(lessons, lesson):
     record = getattr(lessons, lesson.__name__)
     field = dataclasses.fields(record)[0].name
@@ -292,7 +292,7 @@ def test_a_measurement_alone_is_no_finding():
 
 
 def _verdicts(value) -> list[tuple[str, bool]]:
-    if isinstance(value, experiments.Finding):
+    if isinstance(value, story.Finding):
         return [(value.key, value.agree)]
     if dataclasses.is_dataclass(value):
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]

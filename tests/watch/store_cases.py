@@ -1,5 +1,8 @@
-"""Readings that say of themselves which step, layer and head they are."""
+"""Readings that say of themselves which step, layer and head they are; disks that fail."""
 
+import contextlib
+import logging
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +12,7 @@ from scaledot.watch.reading import Phase, Reading, Scalar
 
 LAYERS = (("blocks.0.attention", 3), ("blocks.1.attention", 5), ("decoder.cross", 2))
 STARTED = 1_700_000_000.0
+NOBODY = 65534
 
 
 def reading(step: int, layer: str, heads: int, phase: Phase = "train") -> Reading:
@@ -34,3 +38,32 @@ def assert_same(found: Reading, expected: Reading) -> None:
         assert getattr(found, name) == getattr(expected, name)
     np.testing.assert_array_equal(found.floats, expected.floats)
     np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def warnings_in(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@contextlib.contextmanager
+def files_no_larger_than(size: int):
+    import resource  # not on every system
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def unprivileged():
+    """Root may write anywhere: be nobody for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

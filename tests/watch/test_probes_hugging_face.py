@@ -209,13 +209,13 @@ def test_flash_attention_is_read_by_its_own_rules(monkeypatch):
 def test_unknown_implementations_are_named(monkeypatch):
     from transformers.modeling_utils import AttentionInterface
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, "flex_attention", flash_like)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sage", flash_like)
     model = llama("eager")
-    model.config._attn_implementation = "flex_attention"
+    model.config._attn_implementation = "sage"
     with Watch(model, every=1) as watch:
         layer = model.model.layers[0].self_attn
         layer(torch.randn(2, 7, 16), (torch.ones(2, 7, 4), torch.zeros(2, 7, 4)), None)
-    assert "the watch does not know what 'flex_attention' computes" in str(watch.coverage())
+    assert "the watch does not know what 'sage' computes" in str(watch.coverage())
 
 
 def test_registry_and_names_are_left_alone():

@@ -124,7 +124,130 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     assert reader.layers() == {"0": 3, "1": 5}
     assert reader.attributes.more["coverage"] == "2 of 2 attention layers watched"
     assert reader.attributes.command == ("train.py", "--every", "-m", "--", "x")
+    assert reader.attributes.model == "Sequential, 5.6K parameters, float32, 2 attention layers"
+    assert {"loss", "learning_rate"} <= set(reader.scalar_names())
+    printed = [float(line) for line in watched.out.splitlines()[2:]]
+    assert reader.scalars("loss").steps.tolist() == [0, 3, 6]
+    assert reader.scalars("loss").values.tolist() == pytest.approx(printed[::3])
+    assert reader.scalars("learning_rate").values.tolist() == pytest.approx([1e-2] * 3)
     assert reader.segments()[-1].ended is not None
+
+
+# nanoGPT's way: dropout, accumulation, recomputation, a compiled forward pass; attention by hand
+# in the last layer. The losses are printed to the bit.
+NANO = """
+import sys, warnings
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+warnings.simplefilter("ignore")
+
+
+class Block(nn.Module):
+    def __init__(self, by_hand):
+        super().__init__()
+        self.by_hand, self.mix, self.out = by_hand, nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (3, -1)).transpose(1, 2) for t in self.mix(x).chunk(3, -1))
+        if self.by_hand:
+            scores = (q @ k.mT / 2).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+            y = F.dropout(F.softmax(scores, -1), 0.1, self.training) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+        return x + F.dropout(self.out(y.transpose(1, 2).flatten(2)), 0.1, self.training)
+
+
+class Nano(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(29, 12), nn.Linear(12, 29)
+        self.blocks = nn.ModuleList(Block(by_hand) for by_hand in BY_HAND)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.roll(-1, 1).flatten())
+
+
+def main():
+    torch.manual_seed(0)
+    nano = Nano()
+    model = torch.compile(nano, backend="aot_eager", fullgraph=True) if COMPILED else nano
+    optimizer = torch.optim.AdamW(nano.parameters(), lr=1e-2)
+    for _ in range(4):
+        for _ in range(2):
+            loss = model(torch.randint(29, (2, 7)))
+            (loss / 2).backward()
+            print(loss.item().hex())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_script_like_nanogpt_prints_the_same_to_the_bit(compiled):
+    text = NANO.replace("BY_HAND", "(False, False, True)").replace("COMPILED", str(compiled))
+    _write("train.py", text)
+    plain, watched = _plain("train.py"), _watched("--store", "run.vitals", "train.py")
+    assert (plain.status, plain.err) == (0, "")
+    assert plain.out.count("0x") == 8
+    assert watched.out == plain.out
+    words = "2 of 3 attention layers watched; 1 layer uses unhooked matmuls: blocks.2"
+    assert f"scaledot: {words}; " in watched.err
+    reader = RunReader("run.vitals")
+    assert reader.attributes.more["coverage"] == words
+    assert reader.layers() == {"blocks.0": 3, "blocks.1": 3}
+    assert reader.attributes.model.startswith("Nano, ")
+
+
+def test_a_script_of_nothing_but_plain_products_is_told_so():
+    _write("train.py", NANO.replace("BY_HAND", "(True, True)").replace("COMPILED", "False"))
+    plain, watched = _plain("train.py"), _watched("train.py")
+    assert watched.out == plain.out
+    assert watched.err == (
+        "scaledot: 0 of 2 attention layers watched; "
+        "2 layers use unhooked matmuls: blocks.0, blocks.1\n"
+    )
+    assert not list(Path().glob("*.vitals*"))
+
+
+TRANSFORMERS = """
+import torch, transformers
+
+sizes = dict(vocab_size=29, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+             num_attention_heads=4, max_position_embeddings=32)
+torch.manual_seed(0)
+for kind, implementation in (("Llama", "eager"), ("Bert", "sdpa")):
+    config = getattr(transformers, kind + "Config")(**sizes, attn_implementation=implementation)
+    name = "LlamaForCausalLM" if kind == "Llama" else "BertForMaskedLM"
+    model = getattr(transformers, name)(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        tokens = torch.randint(29, (2, 7))
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item().hex())
+"""
+
+
+def test_a_script_of_transformers_prints_the_same_to_the_bit():
+    pytest.importorskip("transformers")
+    _write("train.py", TRANSFORMERS)
+    plain = _plain("train.py")
+    watched = _watched("--every", "1", "--store", "run.vitals", "train.py")
+    assert plain.status == 0, plain.err
+    assert plain.out.count("0x") == 6
+    assert watched.out == plain.out
+    assert "scaledot: 4 of 4 attention layers watched; " in watched.err
 
 
 def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
@@ -312,8 +435,8 @@ def test_processes_do_not_share_a_file(folder):
 
 def test_coverage_and_notes_are_in_the_file_while_the_script_runs(folder, capsys):
     store = inside.LateStore(folder / "run.vitals", claim=False, main=True)
-    watched = [Coverage(("a",)), Coverage(("a", "b")), Coverage(())]  # at the end nothing is left
-    store.watch = SimpleNamespace(coverage=lambda: watched.pop(0))
+    watched = [Coverage(("a",)), Coverage(("a",), ("b",)), Coverage(("a", "b"))]
+    store.watch = SimpleNamespace(coverage=lambda: watched.pop(0), models=lambda: "a model")
     store.note("cadence", "every 3 steps")
     store.note("coverage", "too early: there is no file")
     assert not list(folder.iterdir())
@@ -326,6 +449,7 @@ def test_coverage_and_notes_are_in_the_file_while_the_script_runs(folder, capsys
     more = RunReader(folder / "run.vitals").attributes.more
     assert more["coverage"] == "2 of 2 attention layers watched"
     assert more["cadence"] == "every 3 steps"
+    assert RunReader(folder / "run.vitals").attributes.model == "a model"
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -92,6 +92,19 @@ def test_a_sink_that_hangs_does_not_hold_up_the_training():
     assert len(sink.readings) >= background.MOST_WAITING
 
 
+def test_a_closed_sink_says_once_that_it_takes_nothing_more(tmp_path, caplog):
+    sink = JsonLines(tmp_path / "run.jsonl")
+    sink.put(reading(0))
+    sink.close()
+    with caplog.at_level(logging.WARNING, "scaledot"):
+        assert not sink.write([reading(1)])
+        assert not sink.write([reading(2)])
+    assert sink.dropped == 2
+    (warning,) = caplog.records
+    assert "close_sinks=False" in warning.getMessage()
+    assert len(sink.path.read_text().splitlines()) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_copy_does_nothing(tmp_path):
@@ -170,3 +183,19 @@ def test_a_layer_that_comes_twice_in_a_step_is_merged():
     (whole,) = steps.rest()
     rows = whole.layers["blocks.0.attention"].value("rows")
     assert rows.tolist() == (parts[0].value("rows") + parts[1].value("rows")).tolist()
+
+
+@pytest.mark.parametrize("close_sinks", [True, False])
+def test_a_watch_closes_the_sinks_it_was_given_unless_told_otherwise(tmp_path, close_sinks):
+    attention = torch.nn.MultiheadAttention(8, 2)
+    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
+    sink = JsonLines(tmp_path / "run.jsonl")
+    with Watch(attention, every=1, sinks=[sink], close_sinks=close_sinks):
+        tokens = torch.randn(5, 3, 8)
+        attention(tokens, tokens, tokens)[0].sum().backward()
+        optimizer.step()
+    assert sink.write([reading(7)]) is not close_sinks
+    sink.close()
+    steps = [json.loads(line)["step"] for line in sink.path.read_text().splitlines()]
+    assert (7 in steps) is not close_sinks
+    assert 0 in steps

@@ -2,13 +2,15 @@ import contextlib
 import json
 import sqlite3
 import threading
+import zlib
 
 import numpy as np
 import pytest
-from watch.store_cases import LAYERS, assert_same, reading, readings, scalars
+from watch.store_cases import LAYERS, STARTED, assert_same, reading, readings, scalars
 
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import RunAttributes, Scalar
-from scaledot.watch.store import RunReader, Store, StoreError, tail
+from scaledot.watch.store import RunReader, Store, StoreError, packing, tail
 
 ATTRIBUTES = RunAttributes(
     command=("train.py", "--layers", "3"),
@@ -295,17 +297,109 @@ def test_file_says_itself_how_it_is_read(path):
         (about,) = database.execute("SELECT text FROM about WHERE name = 'format'").fetchone()
         (sql,) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'chunk'").fetchone()
         (fields,) = database.execute("SELECT float_fields FROM segment").fetchone()
-        (data,) = database.execute(
-            "SELECT data FROM chunk JOIN stream ON stream.id = chunk.stream WHERE kind = 'train'"
+        (chunk, split) = database.execute(
+            "SELECT chunk.id, split FROM chunk JOIN stream ON stream.id = stream"
+            " WHERE kind = 'train'"
         ).fetchone()
-    assert "little-endian float32" in about
-    assert "-- number of the commit" in sql
-    # As `about` says: records, layers, fields, heads.
-    heads = sum(heads for _, heads in LAYERS)
-    records = np.frombuffer(data, "<f4").reshape(2, len(json.loads(fields)) * heads)
-    entropy = json.loads(fields).index("entropy")
+        part = "SELECT packing, data FROM part WHERE id = ?"
+        packing, data = database.execute(part, (chunk * 64,)).fetchone()
+    assert "(float32)" in about
+    assert "little-endian" in about
+    assert "-- 1: each field is a part by itself" in sql
+    # As `about` says: all float fields together, [fields, n, H], the bytes shuffled.
+    assert (split, packing) == (0, "shuffled")
+    names, heads = json.loads(fields), sum(heads for _, heads in LAYERS)
+    planes = np.frombuffer(zlib.decompress(data), np.uint8).reshape(4, -1)
+    floats = np.ascontiguousarray(planes.T).view("<f4").reshape(len(names), 2, heads)
     expected = reading(1, *LAYERS[0]).value("entropy")
-    np.testing.assert_array_equal(records[1, entropy * 3 : entropy * 3 + 3], expected)
+    np.testing.assert_array_equal(floats[names.index("entropy"), 1, :3], expected)
+
+
+def test_large_model_keeps_each_field_by_itself(path, monkeypatch):
+    """Full chunks in the place of small ones: read while they are made, and by the field."""
+    monkeypatch.setattr(tail, "CHUNK_BYTES", 4 * 70 * 8)
+    monkeypatch.setattr(tail, "PIECE_BYTES", 1)
+    large = [("a", 30), ("b", 40)]
+    with Store(path, ATTRIBUTES) as store:
+        follower, followed = RunReader(path).follow(), []
+        for step in range(27):
+            store.write(readings(step, large))
+            assert store.flush()
+            if step % 5 == 0:
+                followed += [found.step for found in follower.look().steps]
+    followed += [found.step for found in follower.look().steps]
+    assert followed == list(range(27))
+    reader = RunReader(path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        chunks = database.execute("SELECT first, records, split FROM chunk ORDER BY first")
+        assert chunks.fetchall() == [
+            (0, 8, 1),
+            (8, 8, 1),
+            (16, 8, 1),
+            (24, 1, 0),
+            (25, 1, 0),
+            (26, 1, 0),
+        ]
+        parts = database.execute("SELECT count(*) FROM part").fetchone()[0]
+    assert parts == 3 * (len(FLOAT_FIELDS) + len(COUNT_FIELDS)) + 3 * 2
+    for step in reader.steps():
+        for found, expected in zip(step.readings, readings(step.step, large), strict=True):
+            assert_same(found, expected)
+    for field in ("entropy", "rows", "passes"):
+        values = reader.vital(field)["b"].values
+        expected = [reading(step, "b", 40).value(field) for step in range(27)]
+        np.testing.assert_array_equal(values, expected)
+
+
+def test_steps_after_one_are_read_alone(path):
+    write(path, range(40))
+    reader = RunReader(path)
+    since = reader.vital("entropy", since=31)["decoder.cross"]
+    assert since.steps.tolist() == list(range(32, 40))
+    np.testing.assert_array_equal(since.values[0], reading(32, "decoder.cross", 2).value("entropy"))
+    assert reader.heads("decoder.cross", "rows", since=38).steps.tolist() == [39]
+    assert reader.scalars("loss", since=37).steps.tolist() == [38, 39]
+    assert len(reader.vital("entropy", since=39)["decoder.cross"]) == 0
+
+
+def test_times_come_with_a_series(path):
+    write(path, range(4))
+    times = RunReader(path).heads("decoder.cross", "entropy").times
+    assert times is not None
+    assert times.tolist() == [STARTED + step / 8 for step in range(4)]
+
+
+def test_latest_of_layers_that_do_not_run_in_every_step(path):
+    with Store(path) as store:
+        for step in range(6):
+            store.write(readings(step, LAYERS[:2] if step % 2 else LAYERS[:1]))
+    found = RunReader(path).latest_of_layers()
+    store.close()
+    assert {layer: one.step for layer, one in found.items()} == {LAYERS[0][0]: 5, LAYERS[1][0]: 5}
+    write(path, [3], layers=LAYERS[2:])
+    found = RunReader(path).latest_of_layers()
+    assert [one.step for one in found.values()] == [5, 5, 3]
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i8"])
+def test_what_is_packed_is_unpacked(dtype, small):
+    generator = np.random.default_rng(0)
+    shape = (3, 11, 5)
+    noise = generator.normal(size=shape) * 1000
+    strange = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0] if "f" in dtype else [0, -1, 2, 9, 4])
+    cases = {
+        "noise": noise,
+        "same": np.broadcast_to(noise[:, :1], shape),
+        "strange": np.broadcast_to(strange, shape),
+        "one": noise[:, :1],
+    }
+    for name, values in cases.items():
+        expected = values.astype(dtype)
+        packing_, data = packing.pack(expected, small=small)
+        found = packing.unpack(packing_, data, expected.shape, np.dtype(dtype))
+        assert found.tobytes() == expected.tobytes()
+        assert (packing_ == packing.SAME) == (name in ("same", "strange"))
 
 
 def test_file_with_other_vitals_is_read_by_name(path):

@@ -1,9 +1,6 @@
 """Whatever happens to the disk, the training goes on, one warning is logged, nothing is hidden."""
 
 import contextlib
-import logging
-import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -12,12 +9,19 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from watch.store_cases import readings, scalars
+from watch.store_cases import (
+    files_no_larger_than,
+    readings,
+    scalars,
+    unprivileged,
+    warnings_in,
+)
 
 from scaledot.watch.store import RunReader, Store, StoreError, looking, schema, writer
+from scaledot.watch.store.packing import pack_integers
 
-NOBODY = 65534
 DOT_FILE = "&vfs=unix-dotfile"
 
 
@@ -30,10 +34,6 @@ def path(tmp_path):
 def fast_retry(monkeypatch):
     monkeypatch.setattr(writer, "RETRY", 0.05)
     monkeypatch.setattr(writer, "INTERVAL", 0.05)
-
-
-def warnings_in(caplog) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def wait_for(condition, seconds: float = 10.0) -> None:
@@ -65,10 +65,14 @@ def other_database(path: Path, application: int = 0, version: int = 0) -> None:
         (lambda path: path.write_text("hello"), "not an SQLite file"),
         (other_database, "not a run of scaledot"),
         (lambda path: other_database(path, application=17), "not a run of scaledot"),
-        (lambda path: other_database(path, schema.APPLICATION_ID, 2), "pip install --upgrade"),
+        (
+            lambda path: other_database(path, schema.APPLICATION_ID, schema.VERSION + 1),
+            "pip install --upgrade",
+        ),
+        (lambda path: other_database(path, schema.APPLICATION_ID, 1), "choose another file name"),
         (lambda path: path.mkdir(), "folder"),
     ],
-    ids=["text", "short text", "no application", "other application", "newer", "folder"],
+    ids=["text", "short text", "no application", "other application", "newer", "older", "folder"],
 )
 def test_foreign_file_is_refused_and_left_alone(path, make, words):
     make(path)
@@ -106,23 +110,14 @@ def test_announced_size_of_a_packed_column_is_a_limit(path):
     with Store(path) as store:
         store.write(readings(0))
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE chunk SET steps = (SELECT counts FROM chunk WHERE records = 1)")
+        long = pack_integers(np.arange(2))
+        database.execute("UPDATE chunk SET steps = ?", (long,))
         database.commit()
     with pytest.raises(ValueError, match="expected 8"):
         list(RunReader(path).steps())
 
 
 # Disks that fail
-
-
-@contextlib.contextmanager
-def files_no_larger_than(size: int):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_full_disk_is_survived_and_nothing_that_fits_the_queue_is_lost(path, caplog):
@@ -173,19 +168,6 @@ def test_full_disk_fills_no_more_memory_than_the_queue(path):
         assert store.flush()
     assert steps_in(path) == list(range(12))
     assert RunReader(path).segments()[0].dropped == 3 * (59 - 11)
-
-
-@contextlib.contextmanager
-def unprivileged():
-    """Root may write anywhere: be nobody for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.fixture

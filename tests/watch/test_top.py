@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scaledot import cli
 from scaledot.measure import BANDS, COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
-from scaledot.watch.store import Store
+from scaledot.watch.store import RunReader, Store
 from scaledot.watch.top import curve, health, heat, newest, picture, words
 from scaledot.watch.top.frame import Row, frame_of
 from scaledot.watch.top.history import POINTS, History
@@ -201,6 +201,27 @@ def test_ascii_terminals_get_ascii(tmp_path):
     lines = _lines(path, "passes", 60, 24, ascii_only=True)
     assert "\n".join(lines).isascii()
     assert any(line.rstrip().endswith("v") for line in lines)
+
+
+def test_heads_inside_their_band_are_not_called_worst(tmp_path):
+    healthy = "\n".join(_lines(_run(tmp_path / "a.vitals", _model(2, 2)), "passes", 80, 24))
+    assert "nearest edge" in healthy
+    assert "worst heads" not in healthy
+    ill = _run(tmp_path / "b.vitals", _model(2, 2, sum_p2=0.96))
+    assert "worst heads" in "\n".join(_lines(ill, "passes", 80, 24))
+
+
+def test_words_that_do_not_fit_whole_are_left_out(tmp_path):
+    path = _run(tmp_path / "r.vitals", _model(2, 2))
+    wide, narrow = (_lines(path, "passes", width, 24)[3] for width in (120, 80))
+    assert wide.endswith("model.h.*.attn")
+    assert narrow.endswith(BANDS["passes"].words)
+
+
+def test_a_long_run_is_read_only_where_it_is_looked_at(tmp_path, monkeypatch):
+    path = _run(tmp_path / "r.vitals", *(_model(2, 2, step) for step in range(9)))
+    monkeypatch.setattr(RunReader, "steps", lambda *_: pytest.fail("all of the run was read"))
+    assert len(frame_of(History(path), "passes").worst[0].steps) == 9
 
 
 def test_a_run_is_running_then_silent_and_ended_when_it_says_so(tmp_path):

@@ -130,6 +130,8 @@ def everything_that_is_patched():
         "multi head": F.multi_head_attention_forward,
         "fast path": torch._native_multi_head_attention,
         "fast layer": torch._transformer_encoder_layer_fwd,
+        "softmax": torch.softmax,
+        "softmax of tensors": torch.Tensor.softmax,
         "ours": scaledot.attention,
         "our vitals": scaledot.functional._with_vitals,
         "hooks": dict(optimizers._global_optimizer_post_hooks),
@@ -168,6 +170,30 @@ def test_two_watches_may_leave_in_any_order():
     assert [reading.value("rows")[0] for reading in mine] == [3]
     assert [reading.value("rows")[0] for reading in theirs] == [5]
     assert everything_that_is_patched() == before
+
+
+def test_a_package_imported_between_two_watches_is_put_back(tmp_path, monkeypatch):
+    import importlib
+
+    from scaledot.watch.probes import flash
+    from scaledot.watch.probes.patch import Attribute
+
+    (tmp_path / "late_package.py").write_text("def attend(): return 'its own'")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def probes():
+        home = sys.modules["late_package"]
+        original = home.attend
+        return (Attribute(home, "attend", lambda: f"watched, {original()}"),)
+
+    monkeypatch.setattr(flash, "PLACES", (("late_package", probes),))
+    with Watch(every=1):
+        home = importlib.import_module("late_package")
+        assert home.attend() == "watched, its own"
+        with Watch(every=1):
+            assert home.attend() == "watched, its own"
+    assert home.attend() == "its own"
+    del sys.modules["late_package"]
 
 
 def test_a_wrapper_put_on_top_of_ours_is_left_alone():

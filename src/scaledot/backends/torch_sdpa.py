@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scaledot.backends.layout import is_regular
 from scaledot.measure import Result
 from scaledot.problem import Problem
 
@@ -141,7 +142,7 @@ def _gpu_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str 
     if query.shape[-2] % CUDNN_TILE or key.shape[-2] % CUDNN_TILE:
         return "cuDNN errs in padded tiles"
     if max(query.shape[0], query.shape[1]) > MAX_GRID or not all(
-        map(_is_regular, (query, key, value))
+        map(is_regular, (query, key, value))
     ):
         return "cuDNN takes no such batch, address or stride"
     if torch.are_deterministic_algorithms_enabled() and _needs_gradient(query, key, value):
@@ -150,14 +151,6 @@ def _gpu_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str 
     if key.shape[-2] >= shorter:
         return "our kernel is faster from this length on"
     return None
-
-
-def _is_regular(tensor: Tensor) -> bool:
-    """16-byte address and steps, no dimension that repeats."""
-    steps = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    return tensor.data_ptr() % 16 == 0 and all(
-        size == 1 or (step > 0 and step % 8 == 0) for size, step in steps
-    )
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

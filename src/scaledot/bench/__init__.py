@@ -24,6 +24,7 @@ from scaledot.bench.gpu.engine import OnGpu
 from scaledot.bench.outcome import Outcome
 from scaledot.bench.provenance import Origin
 from scaledot.bench.results import Row
+from scaledot.bench.watch import rows as watch_rows
 
 RESULTS = Path("benchmarks/results")
 EVERY_BAR_HOLDS, ONE_FALLS_SHORT, NOTHING_MEASURED = 0, 1, 2
@@ -35,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu", action="store_true", help="the bars of a GPU, against cuDNN and FlashAttention"
     )
     parser.add_argument(
-        "--watch", action="store_true", help="what the watch adds to a training step, on a CPU"
+        "--watch", action="store_true", help="what the watch adds to a training step"
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="with --watch: where to train (default: cpu)"
     )
     parser.add_argument("--quick", action="store_true", help="a small try: few shapes, few repeats")
     parser.add_argument(
@@ -85,25 +89,30 @@ def run(args: argparse.Namespace) -> int:
     """0: every bar holds; 1: one falls short; 2: nothing was measured, the gate is red."""
     try:
         if args.table is not None:
-            print(table.as_markdown(results.latest(results.read(args.table))))
+            print(_as_markdown(args.table))
             return EVERY_BAR_HOLDS
+        plans = _plans(args) if args.watch else []
         chosen = [] if args.watch else _chosen(args)
-        plan = _plan(args) if args.watch else None
         file = args.out or (None if args.quick else _default_file(args))
-        if file is not None:
+        if file is not None and args.watch:
+            watch_rows.check_header(file)
+        elif file is not None:
             results.check_header(file, for_gpu=args.gpu)
     except (OSError, ValueError) as error:
         print(f"scaledot bench: {error}", file=sys.stderr)
         return NOTHING_MEASURED
-    origin = provenance.collect(on_gpu=args.gpu, named=args.commit)
-    if plan is not None:
-        return bench_watch(plan, origin, file, as_json=args.json)
+    on_gpu = args.gpu or args.device == "cuda"
+    origin = provenance.collect(on_gpu=on_gpu, named=args.commit)
+    if plans:
+        return bench_watch(plans, origin, file, as_json=args.json)
     with OnGpu(chosen) if args.gpu else OnCpu(chosen) as engine:
         return bench(engine, origin, args.repeats, file, as_json=args.json)
 
 
 def _chosen(args: argparse.Namespace) -> list[Case]:
     """The cases that were asked for; ValueError where there are none."""
+    if args.device:
+        raise ValueError("--device is for --watch; the bars of a GPU are under --gpu")
     if args.gpu:
         reason = gpu.missing()
         if reason is not None:
@@ -120,42 +129,59 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
     return [case for case in every if not args.only or case.name in args.only]
 
 
-def _plan(args: argparse.Namespace) -> watch.Plan:
+def _plans(args: argparse.Namespace) -> list[watch.Plan]:
     for name in ("gpu", "only", "width", "length"):
         if getattr(args, name):
-            raise ValueError(f"--watch times one model on a CPU; leave out --{name}")
-    plan = watch.QUICK if args.quick else watch.Plan()
-    return plan._replace(rounds=args.repeats or plan.rounds)
+            raise ValueError(f"--watch times whole trainings; leave out --{name}")
+    device = args.device or "cpu"
+    if device == "cuda" and (reason := gpu.missing()) is not None:
+        raise ValueError(reason)
+    return watch.plans(device, quick=args.quick, rounds=args.repeats)
 
 
-def bench_watch(plan: watch.Plan, origin: Origin, file: Path | None, *, as_json: bool) -> int:
+def bench_watch(
+    plans: list[watch.Plan], origin: Origin, file: Path | None, *, as_json: bool
+) -> int:
     """Gate, clock, file, table."""
     console = _console(stderr=as_json, width=table.ROOMY)
     console.print(table.heading(origin))
-    red = watch.red(plan.shape)
-    measured: list[Outcome] = []
+    red: list[str] = []
+    rows: list[watch_rows.Row] = []
+    for plan in plans:
+        red += watch.red(plan)
     if not red:
-        console.print(
-            "gate: losses are the same with the watch, to the bit, and no layer is missed"
-        )
+        same = "to the bit, " if plans[0].device == "cpu" else ""
+        console.print(f"gate: losses are the same with the watch, {same}and no layer is missed")
         with _progress(console) as progress:
-            task = progress.add_task("steps with and without the watch", total=plan.rounds)
-            measured = watch.measure(plan, lambda: _advance(progress, task))
-    rows = [results.row(outcome, origin) for outcome in measured]
+            for plan in plans:
+                words = f"{plan.shape.name}: steps with and without the watch"
+                task = progress.add_task(words, total=plan.rounds)
+                found = watch.measure(plan, lambda task=task: _advance(progress, task))
+                shape = plan.shape
+                given = shape.name, shape.words, shape.dtype, plan.device
+                rows += [watch_rows.row(finding, *given, origin) for finding in found]
     if file is not None and rows:
-        results.append(file, rows)
+        watch_rows.append(file, rows)
     if as_json:
         print(json.dumps({"red": red, "rows": [row.as_data() for row in rows]}, indent=2))
     if red:
         console.print(f"The gate is red, nothing is timed: {'; '.join(red)}")
         return NOTHING_MEASURED
     if not as_json:
-        console.print(table.as_rich(rows, console.width))
-    for words in filter(None, map(watch.unresolved, measured)):
-        console.print(words, style="yellow")
+        console.print(watch_rows.as_rich(rows))
+        for words in dict.fromkeys(f"{row.case}: {row.meaning}" for row in rows):
+            console.print(words, style="dim")
     if file is not None:
         console.print(f"{len(rows)} rows appended to {file}")
-    return ONE_FALLS_SHORT if any(row.holds is False for row in rows) else EVERY_BAR_HOLDS
+    if any(row.verdict == "undecided" for row in rows):
+        console.print("undecided: the interval crosses the bar; more --repeats", style="yellow")
+    return ONE_FALLS_SHORT if any(row.verdict == "falls short" for row in rows) else EVERY_BAR_HOLDS
+
+
+def _as_markdown(file: Path) -> str:
+    if watch_rows.is_ours(file):
+        return watch_rows.as_markdown(watch_rows.latest(watch_rows.read(file)))
+    return table.as_markdown(results.latest(results.read(file)))
 
 
 def _advance(progress: Progress, task: TaskID) -> None:

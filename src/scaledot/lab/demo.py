@@ -21,8 +21,9 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from scaledot.lab import experiments, terminal, training, words
-from scaledot.lab.experiments import Finding
+from scaledot.lab import terminal, training, words
+from scaledot.lab.experiments import story
+from scaledot.lab.experiments.finding import Finding
 from scaledot.lab.training import Size, Training
 
 STORE = Path("scaledot-demo.vitals")
@@ -77,7 +78,7 @@ def _one_thread() -> Iterator[None]:
 
 def as_data(seed: int) -> dict[str, Any]:
     """Every lesson as plain data: the experiments' records, with the words of each finding."""
-    lessons = {lesson.__name__: lesson(seed) for lesson in experiments.LESSONS}
+    lessons = {lesson.__name__: lesson(seed) for lesson in story.LESSONS}
     return {
         "seed": seed,
         "torch": torch.__version__,
@@ -94,8 +95,8 @@ def play(seed: int, console: Console, steps: int, store: Path) -> None:
     console.print(_welcome(seed), width=width)
     findings: list[Finding] = []
     with _progress(console) as progress:
-        task = progress.add_task("", total=len(experiments.LESSONS))
-        for number, lesson in enumerate(experiments.LESSONS, 1):
+        task = progress.add_task("", total=len(story.LESSONS))
+        for number, lesson in enumerate(story.LESSONS, 1):
             name = lesson.__name__
             progress.update(task, description=words.title(name))
             record = lesson(seed)
@@ -104,7 +105,7 @@ def play(seed: int, console: Console, steps: int, store: Path) -> None:
             progress.advance(task)
     trained = _trained(seed, steps, store, console) if steps else None
     if trained is not None:
-        number = len(experiments.LESSONS) + 1
+        number = len(story.LESSONS) + 1
         console.print(terminal.draw_training(number, trained), width=width)
     console.print(_farewell(findings, trained), width=width)
 

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaledot.lab import words
-from scaledot.lab.experiments import Finding
-from scaledot.lab.experiments.finding import Numbers
+from scaledot.lab.experiments.finding import Finding, Numbers
 
 
 def spoken(findings: tuple[Finding, ...], lesson: object) -> list[RenderableType]:

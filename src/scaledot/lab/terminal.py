@@ -11,7 +11,10 @@ from rich.text import Text
 
 from scaledot.lab import drawing, words
 from scaledot.lab.drawing import Bar
-from scaledot.lab.experiments import (
+from scaledot.lab.experiments.dot_product import DotProduct
+from scaledot.lab.experiments.remedy import Reading
+from scaledot.lab.experiments.softmax import DECADES, SoftmaxRow
+from scaledot.lab.experiments.story import (
     Divisors,
     Gradient,
     Saturation,
@@ -19,9 +22,6 @@ from scaledot.lab.experiments import (
     Variance,
     VitalSigns,
 )
-from scaledot.lab.experiments.dot_product import DotProduct
-from scaledot.lab.experiments.remedy import Reading
-from scaledot.lab.experiments.softmax import DECADES, SoftmaxRow
 from scaledot.lab.training import Moment, Training
 
 WIDEST = 100  # columns: longer lines are hard to read

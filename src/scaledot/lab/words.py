@@ -5,7 +5,7 @@ record's own fields, so no figure is typed twice and another language is another
 from dataclasses import dataclass
 from typing import Any
 
-from scaledot.lab.experiments import Finding
+from scaledot.lab.experiments.finding import Finding
 from scaledot.lab.training import Training
 
 

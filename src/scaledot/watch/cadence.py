@@ -7,7 +7,12 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 REMEMBERED = 9  # steps and samples whose median is believed; an evaluation in between is outvoted
+# Of the budget: the rest is for what the watch cannot see of itself, such as the writer's thread,
+# caches that are cold after it, and the steps that are not due (`scaledot bench --watch`).
+AIM = 0.5
 RAREST = 10_000  # steps between two samples, however dear a sample is
 
 
@@ -42,7 +47,7 @@ class Cadence:
         self.step = 0
         self.due = True  # now, in the step that is running
         self.startup = 0.0  # seconds that the first sample took
-        self.step_time: float | None = None  # seconds of the last step, the watch's included
+        self._step_time: float | None = None
         self._spent = 0.0  # in this step
         self._charged = self._elapsed = 0.0  # since the first sample
         self._samples: deque[float] = deque(maxlen=REMEMBERED)
@@ -54,6 +59,15 @@ class Cadence:
     @property
     def share(self) -> float | None:
         """What the watch took of all the time since its first sample; None: too early to say."""
+        return None if self._share is None else _seven_digits(self._share)
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds of the last step, the watch's included."""
+        return None if self._step_time is None else _seven_digits(self._step_time)
+
+    @property
+    def _share(self) -> float | None:
         return self._charged / self._elapsed if self._elapsed else None
 
     def spend(self, seconds: float) -> None:
@@ -67,7 +81,7 @@ class Cadence:
         """The step has ended; decides whether the next is due."""
         now = self.clock()
         if self._began is not None:
-            self.step_time = now - self._began
+            self._step_time = now - self._began
         self._account()
         self._began = now
         self._spent = 0.0
@@ -85,10 +99,10 @@ class Cadence:
             return
         if self.due:
             self._samples.append(self._spent)
-        assert self.step_time is not None
-        self._elapsed += self.step_time
+        assert self._step_time is not None
+        self._elapsed += self._step_time
         self._charged += self._spent
-        self._steps.append(max(self.step_time - self._spent, 1e-9))
+        self._steps.append(max(self._step_time - self._spent, 1e-9))
         self._charge_device()
 
     def _charge_device(self) -> None:
@@ -104,10 +118,10 @@ class Cadence:
     def _affordable(self) -> int:
         if not self._samples:
             return 1
-        allowed = self.budget * median(self._steps)
-        every = median(self._samples) / allowed
-        if self.share is not None and self.share > self.budget:
-            every *= min(self.share / self.budget, 10.0)  # pays back what it has overdrawn
+        budget = AIM * self.budget
+        every = median(self._samples) / (budget * median(self._steps))
+        if self._share is not None and self._share > budget:
+            every *= min(self._share / budget, 10.0)  # pays back what it has overdrawn
         return max(1, min(math.ceil(every), RAREST))
 
     def __str__(self) -> str:
@@ -116,6 +130,11 @@ class Cadence:
         if self.share is None:
             return f"watch cost not known yet ({chosen}), {rule}"
         return f"watch cost {self.share:.2%} of step time ({chosen}), {rule}"
+
+
+def _seven_digits(number: float) -> float:
+    """As float32 has them: more than a clock is right about, and half the bytes in the store."""
+    return float(np.float32(number))
 
 
 class Evaluations:

@@ -1,7 +1,6 @@
 """What is watched, and what cannot be seen: a module that looks like attention is never missing."""
 
-import weakref
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -29,12 +28,16 @@ SHOWN = 8  # layers named in one line
 
 @dataclass(frozen=True)
 class Coverage:
-    """Paths of layers; `reasons` says of an unseen layer why, where it is known."""
+    """Paths of layers; `reasons` says of an unseen layer why, where it is known.
+
+    kept: layers that keep their own attention under replace=True, and why.
+    """
 
     watched: tuple[str, ...]
     unseen: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     begun: bool = True  # a step has been looked at from its start to its end
+    kept: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         total = len(self.watched) + len(self.unseen)
@@ -49,52 +52,75 @@ class Coverage:
         if plain:
             uses = "uses" if len(plain) == 1 else "use"
             parts.append(f"{_layers(len(plain))} {uses} unhooked matmuls: {_listed(plain)}")
-        for reason in dict.fromkeys(self.reasons.values()):
-            layers = [layer for layer in self.reasons if self.reasons[layer] == reason]
+        for reason, layers in _grouped(self.reasons).items():
             parts.append(f"{_layers(len(layers))} not measured ({reason}): {_listed(layers)}")
+        for reason, layers in _grouped(self.kept).items():
+            keep = "keeps its" if len(layers) == 1 else "keep their"
+            parts.append(f"{_layers(len(layers))} {keep} own attention ({reason}): ")
+            parts[-1] += _listed(layers)
         return "; ".join(parts)
 
 
 class Ledger:
-    """Keeps which modules passed a probe, and which calls could not be measured."""
+    """Keeps what passed a probe and what could not be measured: names, never modules.
+
+    A script's model may be gone when the account is asked for.
+    """
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._functions: dict[str, None] = {}  # attention outside of any module
+        self._seen: dict[str, None] = {}
         self._failed: dict[str, str] = {}
+        self._kept: dict[str, str] = {}
+        self._by_hand: dict[str, None] = {}  # a softmax over products of the module's own
+        # Of each model: what looks like attention, and the modules one of which would pass a probe.
+        self._looks: dict[int, dict[str, frozenset[str]]] = {}
 
-    def saw(self, module: nn.Module | None, name: str) -> None:
+    def saw(self, name: str) -> None:
         self._failed.pop(name, None)
-        if module is None:
-            self._functions[name] = None
-        else:
-            self._seen[module] = name
+        self._seen[name] = None
 
     def failed(self, name: str, reason: str) -> bool:
         """True the first time."""
-        if name in self._functions or name in self._seen.values():
+        if name in self._seen:
             return False
         return self._failed.setdefault(name, reason) is reason
 
-    def report(self, layers: Iterable[tuple[nn.Module, str]], begun: bool) -> Coverage:
-        """layers: all modules that look like attention, with their names."""
-        names = dict.fromkeys((*self._seen.values(), *self._functions))
-        unseen = dict.fromkeys(
-            (*(name for module, name in layers if not self._covers(module)), *self._failed)
-        )
-        reasons = {name: self._failed[name] for name in unseen if name in self._failed}
-        return Coverage(tuple(names), tuple(unseen), reasons, begun)
+    def kept(self, name: str, reason: str) -> None:
+        self._kept.setdefault(name, reason)
 
-    def _covers(self, module: nn.Module) -> bool:
-        if any(part in self._seen for part in module.modules()):
-            return True
-        # The parent may use the projections of its child without calling it.
-        return any(module is child for parent in self._seen for child in parent.children())
+    def by_hand(self, name: str) -> None:
+        self._by_hand[name] = None
+
+    def lists(self, number: int, root: nn.Module, name_of: Callable[[nn.Module], str]) -> None:
+        """What of a model looks like attention, while the model is there to be looked at."""
+        parents: dict[nn.Module, list[nn.Module]] = {}
+        for parent in root.modules():
+            for child in parent.children():
+                parents.setdefault(child, []).append(parent)
+        looks: dict[str, frozenset[str]] = {}
+        for module in attention_modules(root):
+            # The parent may use the projections of its child without calling it.
+            near = (*module.modules(), *parents.get(module, ()))
+            looks[name_of(module)] = frozenset(name_of(part) for part in near)
+        self._looks[number] = looks
+
+    def report(self, begun: bool) -> Coverage:
+        looks = [look for model in self._looks.values() for look in model.items()]
+        unwatched = {name: near for name, near in looks if near.isdisjoint(self._seen)}
+        by_hand = [
+            name
+            for name in self._by_hand
+            # What was seen is seen, and a part of a layer that is listed is not one more layer.
+            if name not in self._seen and not any(name in near for near in unwatched.values())
+        ]
+        unseen = dict.fromkeys((*unwatched, *by_hand, *self._failed))
+        reasons = {name: self._failed[name] for name in unseen if name in self._failed}
+        return Coverage(tuple(self._seen), tuple(unseen), reasons, begun, dict(self._kept))
 
 
 def attention_modules(root: nn.Module) -> list[nn.Module]:
     """Modules that look like attention and hold no other that does."""
-    found = [module for module in root.modules() if _looks_like_attention(module)]
+    found = [module for module in root.modules() if looks_like_attention(module)]
     return [
         module
         for module in found
@@ -102,7 +128,7 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _looks_like_attention(module: nn.Module) -> bool:
+def looks_like_attention(module: nn.Module) -> bool:
     names = {*module._modules, *module._parameters}
     if any(projections <= names for projections in PROJECTIONS):
         return True
@@ -110,6 +136,13 @@ def _looks_like_attention(module: nn.Module) -> bool:
     return ("attention" in called or "attn" in called) and any(
         isinstance(child, nn.Linear) for child in module.modules()
     )
+
+
+def _grouped(reasons: dict[str, str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for layer, reason in reasons.items():
+        grouped.setdefault(reason, []).append(layer)
+    return grouped
 
 
 def _layers(number: int, counted: bool = True) -> str:

@@ -24,6 +24,7 @@ class Gathering:
 
     def __init__(self) -> None:
         self._calls: dict[Key, list[Vitals]] = {}
+        self._streams: set[torch.cuda.Stream] = set()  # on which calls were measured
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -31,6 +32,8 @@ class Gathering:
     def add(self, layer: str, phase: Phase, vitals: Vitals, heads: int) -> None:
         """vitals of any leading shape whose last dimension counts heads (or batch times heads)."""
         rows = _mapped(vitals, lambda tensor: tensor.detach().reshape(-1, heads))
+        if rows.entropy.is_cuda:
+            self._streams.add(torch.cuda.current_stream(rows.entropy.device))
         calls = self._calls.setdefault(Key(layer, phase), [])
         calls.append(rows)
         if len(calls) >= MERGE_AT:
@@ -40,6 +43,9 @@ class Gathering:
     def close(self, step: int) -> "list[Waiting]":
         """Everything gathered, merged and on its way to the host; the next step begins empty."""
         calls, self._calls = self._calls, {}
+        streams, self._streams = self._streams, set()
+        for stream in streams:
+            _join(stream, calls)
         layers = {key: _joined(parts, 0) for key, parts in calls.items()}
         # Layers of equal batch are merged side by side, as if they were one with many heads:
         # a merge costs some hundred small operators whatever its width.
@@ -87,12 +93,24 @@ def _send(step: int, layers: dict[Key, Vitals]) -> Waiting:
     numbers = torch.stack([getattr(merged, name).double() for name in NAMES])
     arrived = None
     if numbers.is_cuda:
-        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         pinned.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(numbers.device))
         numbers = pinned
     return Waiting(step, time.time(), heads, numbers, arrived)
+
+
+def _join(stream: torch.cuda.Stream, calls: dict[Key, list[Vitals]]) -> None:
+    """What was measured on a stream of the user's is merged on the one that is current now."""
+    current = torch.cuda.current_stream(stream.device)
+    if stream == current:
+        return
+    current.wait_stream(stream)
+    for vitals in (one for parts in calls.values() for one in parts):
+        if vitals.entropy.device == stream.device:
+            # Memory belongs to the stream that asked for it, and would go back to it too soon.
+            _mapped(vitals, lambda tensor: tensor.record_stream(current))
 
 
 def _joined(parts: list[Vitals], dim: int) -> Vitals:

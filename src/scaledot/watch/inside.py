@@ -116,7 +116,10 @@ class LateStore:
         path = file_of(self.wish, rank, self._main)
         try:
             self.path = _claimed(path) if self._claim else path
-            self._store = Store(self.path, RunAttributes.here())
+            # The first reading has come: its model is running.
+            model = "" if self.watch is None else self.watch.models()
+            attributes = dataclasses.replace(RunAttributes.here(), model=model)
+            self._store = Store(self.path, attributes)
         except (StoreError, OSError) as error:
             self.refused = True
             say(f"nothing is kept: {error}")
@@ -127,14 +130,12 @@ class LateStore:
             say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
 
     def _look_at_coverage(self, layers: set[str] | None) -> None:
-        """Keep the fullest account: at the end of a script its model may be gone already."""
+        """Once for each set of layers: an account lists all modules of the model."""
         if self._store is None or self.watch is None or (layers and layers <= self._layers):
             return
         self._layers |= layers or set()
-        now = self.watch.coverage()
-        if self.coverage is None or len(now.watched) >= len(self.coverage.watched):
-            self.coverage = now
-            self._store.note("coverage", str(now))
+        self.coverage = self.watch.coverage()
+        self._store.note("coverage", str(self.coverage))
 
 
 def file_of(wish: Path, rank: int | None, main: bool) -> Path:

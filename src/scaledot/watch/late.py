@@ -23,7 +23,8 @@ class Late(NamedTuple):
         value = value.detach().float()
         if not value.is_cuda:
             return Late(step, name, float(value), None)
-        pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        # By name: torch.set_default_device may say otherwise, and only a CPU has pages to pin.
+        pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         pinned.copy_(value, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(value.device))

@@ -19,12 +19,13 @@ class Names:
 
     def __init__(self, model: nn.Module | None) -> None:
         self._given = model is not None
+        self.known = 0  # modules that were given a name: who lists them looks again when it grows
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._owners: dict[str, int] = {}  # which root a name belongs to
         self._roots: list[weakref.ref[nn.Module]] = []
         self._sites: dict[tuple[str, str], list[object]] = {}
         if model is not None:
-            self._add(model)
+            self.add(model)
 
     def find(self, running: tuple[nn.Module, ...]) -> tuple[nn.Module | None, str] | None:
         """The named module nearest to the call, and its name; None: not part of the model."""
@@ -32,14 +33,31 @@ class Names:
             return None if self._given else (None, "")
         if running[0] not in self._names:  # not seen before, or added to the model since
             for root in self.roots() if self._given else [running[-1]]:
-                self._add(root)
+                self.add(root)
         for module in running:
             if module in self._names:
                 return module, self._names[module]
         return None
 
     def roots(self) -> list[nn.Module]:
-        return [root for weak in self._roots if (root := weak()) is not None]
+        return list(self.numbered_roots().values())
+
+    def numbered_roots(self) -> dict[int, nn.Module]:
+        """The models that are still there, by their number among all that were."""
+        alive = ((number, weak()) for number, weak in enumerate(self._roots))
+        return {number: root for number, root in alive if root is not None}
+
+    def knows(self, module: nn.Module) -> bool:
+        return self._given or module in self._names
+
+    def name_of(self, module: nn.Module) -> str:
+        """Of a module below a root."""
+        return self._names[module]
+
+    def refresh(self) -> None:
+        """Name what was added to the models since they were looked at."""
+        for root in self.roots():
+            self.add(root)
 
     def layer(self, name: str, phase: str, place: Place, site: object) -> str:
         """The name, with #2, #3 for further attentions of the same module."""
@@ -50,7 +68,7 @@ class Names:
         number = sites.index(site) + 1 if site in sites else MOST_SITES
         return name if number == 1 else f"{name}#{number}"
 
-    def _add(self, root: nn.Module) -> None:
+    def add(self, root: nn.Module) -> None:
         if all(weak() is not root for weak in self._roots):
             self._roots.append(weakref.ref(root))
         number = next(i for i, weak in enumerate(self._roots) if weak() is root)
@@ -64,6 +82,7 @@ class Names:
                 stem, _, count = name.partition("@")
                 name = f"{stem}@{int(count or 1) + 1}"
             self._names[module] = name
+            self.known += 1
 
 
 def _plain(path: str, root: nn.Module) -> str:

@@ -82,6 +82,17 @@ class Reading:
             counts=_stacked(vitals, COUNT_FIELDS, torch.int64),
         )
 
+    @staticmethod
+    def trusted(
+        step: int, phase: Phase, time: float, layer: str, floats: np.ndarray, counts: np.ndarray
+    ) -> "Reading":
+        """Without a look at what is given and without a copy: arrays that nobody changes."""
+        reading = object.__new__(Reading)
+        vars(reading).update(
+            step=step, phase=phase, time=time, layer=layer, floats=floats, counts=counts
+        )
+        return reading
+
     @property
     def heads(self) -> int:
         return self.floats.shape[-1]

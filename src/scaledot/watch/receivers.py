@@ -1,10 +1,13 @@
 """Whoever takes readings: the store, a sink, a list."""
 
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from scaledot.watch.reading import Reading, Scalar
+
+log = logging.getLogger("scaledot.watch")
 
 Deliver = Callable[[Sequence[Reading], Sequence[Scalar]], Any]
 
@@ -26,6 +29,21 @@ def delivery_to(target: Any) -> Deliver:
             deliver(reading)
 
     return one_by_one
+
+
+def close_all(targets: Iterable[Any]) -> None:
+    """Close those that can be closed. One that fails hinders neither the others nor the training.
+
+    A watch closes the sinks it was given when it is removed: what they hold back (a part of a
+    Parquet file, the last step of a picture) is written then. A store that was given as an object
+    stays open: who opened it closes it.
+    """
+    for target in targets:
+        if callable(close := getattr(target, "close", None)):
+            try:
+                close()
+            except Exception:
+                log.exception("a %s could not be closed; the others are", type(target).__name__)
 
 
 def is_path(target: Any) -> bool:

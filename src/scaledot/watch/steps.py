@@ -46,7 +46,9 @@ class StepEnds:
 
 _numbers = itertools.count()
 _compiled_hooks: dict[int, StepEnds] = {}
-_BUFFER = torch.zeros(1)  # never read: an operator that writes is not removed from a graph
+_BUFFER = torch.zeros(
+    1, device="cpu"
+)  # never read: an operator that writes is not removed from a graph
 
 
 @torch.compiler.assume_constant_result

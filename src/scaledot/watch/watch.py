@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace as replaced
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scaledot.measure import Vitals
-from scaledot.watch import reading
+from scaledot.watch import models, reading
+from scaledot.watch.account import Account, within
 from scaledot.watch.cadence import Cadence, Evaluations
-from scaledot.watch.coverage import Coverage, Ledger, attention_modules
+from scaledot.watch.coverage import Coverage
 from scaledot.watch.gather import Gathering, Key, Waiting
 from scaledot.watch.late import Late
 from scaledot.watch.losses import Losses
@@ -21,7 +23,7 @@ from scaledot.watch.names import Names
 from scaledot.watch.probes import hub, place
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
-from scaledot.watch.receivers import Deliver, delivery_to, is_path
+from scaledot.watch.receivers import Deliver, close_all, delivery_to, is_path
 from scaledot.watch.steps import StepEnds, learning_rate, phase_of
 
 log = logging.getLogger("scaledot.watch")
@@ -43,10 +45,13 @@ class Watch:
     the process. every: measure each N-th step, whatever it costs; None: as often as `budget`, a
     share of the step time, allows. store: a file (a path), or any receiver; sinks: more receivers.
     A receiver has write(readings, scalars) or put(reading), or is a list.
-    replace: compute the model's scaled_dot_product_attention with scaledot's in the steps that are
-    due, vitals from the same pass, instead of measuring beside it; then every step is due unless
-    `every` says otherwise, and the numbers agree within rounding, no longer to the bit.
+    replace: compute the process's attention with scaledot's in the steps that are due, vitals from
+    the same pass, instead of measuring beside it; then every step is due unless `every` says
+    otherwise, and the numbers agree within rounding, no longer to the bit. Where scaledot cannot
+    compute the same, the model's own attention stays, and `coverage` says where and why. A
+    compiled graph is replaced as a whole, in every step.
     losses: keep what backward is called on as the series "loss", where that is one number.
+    close_sinks: close the sinks when the watch is removed; False: they are used again.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Watch:
         budget: float = 0.01,
         replace: bool = False,
         losses: bool = True,
+        close_sinks: bool = True,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(
@@ -69,7 +75,7 @@ class Watch:
         self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)
         self._evaluations = Evaluations(self.cadence)
         self._names = Names(model)
-        self._ledger = Ledger()
+        self._account = Account(self._names, replace)
         self._gathering = Gathering()
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
@@ -78,12 +84,14 @@ class Watch:
         self._steps_looked_at = 0
         self._own_store: Any = None
         self._store = self._opened(store)
+        sinks = list(sinks)
+        self._closed_at_end = sinks if close_sinks else []
         targets = [*([] if self._store is None else [self._store]), *sinks]
         self._deliveries: list[Deliver] = [delivery_to(target) for target in targets]
         self._ends = StepEnds(self._step_ended)
         self._losses = Losses() if losses else None
         self._removed = False
-        hub.listen(self)
+        hub.listen(self, self._account)
 
     @property
     def step_number(self) -> int:
@@ -96,18 +104,18 @@ class Watch:
 
     def coverage(self) -> Coverage:
         """What is watched and what is not; `print` it."""
-        roots = [self.model] if self.model is not None else self._names.roots()
-        looks = {module: None for root in roots for module in attention_modules(root)}
-        named = [(module, self._names.find((module,))) for module in looks]
-        layers = [(module, found[1]) for module, found in named if found is not None]
-        return self._ledger.report(layers, self._steps_looked_at > 0)
+        return self._account.coverage(self._steps_looked_at > 0)
+
+    def models(self) -> str:
+        """The models that were met, in words; "" where there is none, or none any more."""
+        return models.in_words(self._names.roots())
 
     def remove(self) -> None:
         """Hand on what was gathered and put everything back as it was. More than once is fine."""
         if self._removed:
             return
         self._removed = True
-        hub.leave(self)
+        hub.leave(self, self._account)
         self._ends.remove()
         if self._losses is not None:
             self._losses.remove()
@@ -117,6 +125,7 @@ class Watch:
         self._note_coverage()
         if self._own_store is not None:
             self._own_store.close()
+        close_all(self._closed_at_end)
 
     def __enter__(self) -> "Watch":
         return self
@@ -139,7 +148,7 @@ class Watch:
 
     def saw(self, seen: Seen) -> None:
         began = self.cadence.clock()
-        where = _where(seen)
+        where = within(self._names, place.here(), seen.module, seen.compiled)
         found = self._names.find(where.modules)
         if found is None:
             return  # somebody else's attention
@@ -153,20 +162,14 @@ class Watch:
             return
         with self._timed_on_device(seen.query), _undisturbed():
             self._add(layer, phase, seen.measure(), seen.module or module)
-        self._ledger.saw(module, name or layer)
+        self._account.saw(name or layer)
         spent = self.cadence.clock() - began
         self.cadence.spend(spent)
         if phase == "eval":
             self._evaluations.spend(spent)
 
     def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
-        where = place.here()
-        found = self._names.find(where.modules if module is None else (module,))
-        if found is None:
-            return
-        name = found[1] or where.caller or kind
-        if self._ledger.failed(name, reason):
-            log.warning("the watch cannot measure %s, which calls %s: %s", name, kind, reason)
+        self._account.cannot_see(kind, reason, module)
 
     # ---------------------------------------------------------------------------------------------
 
@@ -219,7 +222,11 @@ class Watch:
             self._losses.drop()
         if due and self._steps_looked_at < NOTED:
             self._steps_looked_at += 1
+            if optimizer is not None and not self._account.knows_models():
+                for root in models.trained_by(optimizer):  # no probe met it: it may need a name
+                    self._account.add(root)
             self._note_coverage()
+        self._account.looking = self.cadence.due and self._steps_looked_at < NOTED
 
     def _numbers_of(self, step: int, optimizer: Optimizer | None) -> list[Scalar]:
         rate = None if optimizer is None else learning_rate(optimizer)
@@ -263,7 +270,10 @@ class Watch:
             return store
         from scaledot.watch.store import Store
 
-        self._own_store = Store(store, RunAttributes.here(self.model, budget=self.cadence.budget))
+        attributes = RunAttributes.here(self.model, budget=self.cadence.budget)
+        if self.model is not None:
+            attributes = replaced(attributes, model=models.in_words([self.model]))
+        self._own_store = Store(store, attributes)
         return self._own_store
 
     def _note_coverage(self) -> None:
@@ -271,14 +281,8 @@ class Watch:
         if callable(note):
             note("coverage", str(self.coverage()))
             note("cadence", str(self.cadence))
-
-
-def _where(seen: Seen) -> place.Place:
-    where = place.here()
-    if seen.module is None:
-        return where
-    outer = tuple(module for module in where.modules if module is not seen.module)
-    return where._replace(modules=(seen.module, *outer))
+            if self.model is None and (words := self.models()):
+                note("model", words)
 
 
 def _site(seen: Seen, where: place.Place, module: nn.Module | None) -> object:

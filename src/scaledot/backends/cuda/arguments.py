@@ -1,64 +1,194 @@
-"""What every kernel of the backend takes from a call: the same names in all of them."""
+"""A call as every kernel takes it: one record, the same names in all of them.
 
-from typing import Any
+Kernels take records whole (Triton passes tuples, and interprets them), with None for what a call
+does not have: what hangs on it is not compiled. Names in capitals are constants of the compilation.
+They end every record that holds records: Triton 3.6 forgets the None and the 1 of an inner record
+in a loop unless the outer one sets a constant of its own after them.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
+ROW = 16  # numbers: Triton knows of a stride whether it is a multiple of so many
 FARTHEST = 2**30  # a window side past this is past every tensor; sums of two stay within int32
 
 
-def shared_arguments(inputs: Inputs, settings: Settings) -> dict[str, Any]:
-    """Tensors, sizes, strides and numbers; None for what the call does not use."""
-    query, key, value = inputs.query, inputs.key, inputs.value
-    mask = inputs.mask
+class Heads(NamedTuple):
+    """A tensor [B, heads, rows, columns]; strides of 0 where there is but one entry."""
+
+    ptr: Any
+    stride_b: Any
+    stride_h: Any
+    stride_row: Any
+    stride_column: Any
+
+
+class PerHead(NamedTuple):
+    """A tensor [B, heads], or [B, heads, n] whose last dimension has no gaps."""
+
+    ptr: Any
+    stride_b: Any
+    stride_h: Any
+
+
+class Window(NamedTuple):
+    """Keys before and after the diagonal that a row may see; None: all."""
+
+    left: Any
+    right: Any
+
+
+class Dropout(NamedTuple):
+    """What is dropped at which rate (None: nothing), and the factor of what is kept."""
+
+    seed_ptr: Any
+    rate: Any
+    factor: Any
+
+
+class Call(NamedTuple):
+    query: Heads
+    key: Heads
+    value: Heads
+    mask: Heads  # bool masks come as integers
+    head_scale: PerHead
+    sinks: PerHead
+    counts: PerHead  # [B, H|1, Q]: keys that each row sees, where a mask has a say in it
+    key_lengths_ptr: Any
+    cu_seqlens_q_ptr: Any
+    cu_seqlens_k_ptr: Any
+    batch: Any
+    heads: Any
+    repeats: Any  # query heads of a key head
+    queries: Any
+    keys: Any
+    sequences: Any  # packed ones, else 0
+    window: Window
+    scale: Any
+    softcap: Any
+    dropout: Dropout
+    LOG_N: Any
+    BOTTOM_RIGHT: Any
+    FLOAT: Any  # the type that the kernels compute in
+
+
+NO_HEADS = Heads(None, 0, 0, 0, 0)
+NO_NUMBERS = PerHead(None, 0, 0)
+
+
+def describe_call(inputs: Inputs, settings: Settings) -> Call:
+    """All but `counts`, which a kernel of its own finds."""
+    query, key, mask = inputs.query, inputs.key, inputs.mask
     if mask is not None and mask.dtype == torch.bool:
-        mask = mask.view(torch.uint8)
-    rate = settings.dropout_p
-    return {
-        "query_ptr": query,
-        "key_ptr": key,
-        "value_ptr": value,
-        "mask_ptr": mask,
-        "head_scale_ptr": inputs.head_scale,
-        "sinks_ptr": inputs.sinks,
-        "key_lengths_ptr": inputs.key_lengths,
-        "cu_seqlens_q_ptr": inputs.cu_seqlens_q,
-        "cu_seqlens_k_ptr": inputs.cu_seqlens_k,
-        "seed_ptr": inputs.seed if rate > 0.0 else None,
-        "batch": query.shape[0],
-        "heads": query.shape[1],
-        "repeats": query.shape[1] // max(key.shape[1], 1),
-        "queries": query.shape[2],
-        "keys": key.shape[2],
-        "sequences": 0 if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.shape[0] - 1,
-        "left": None if settings.left is None else min(settings.left, FARTHEST),
-        "right": None if settings.right is None else min(settings.right, FARTHEST),
-        "scale": number_for(query, settings.scale),
-        "softcap": number_for(query, settings.softcap) if settings.softcap else None,
-        "rate": rate if rate > 0.0 else None,
-        "kept": number_for(query, 1.0 / (1.0 - rate) if rate < 1.0 else 0.0) if rate else None,
-        **strides("q", query, "bhmd"),
-        **strides("k", key, "bhnd"),
-        **strides("v", value, "bhnd"),
-        **strides("mask_", mask, "bhmn"),
-        **strides("scale_", inputs.head_scale, "bh"),
-        **strides("sink_", inputs.sinks, "bh"),
-    }
+        mask = _as_integers(mask, query.element_size())
+    left, right, rate = settings.left, settings.right, settings.dropout_p
+    dropout = Dropout(None, None, None)
+    if rate:
+        factor = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+        dropout = Dropout(inputs.seed, rate, number_for(query, factor))
+    return Call(
+        query=heads_of(query),
+        key=heads_of(key),
+        value=heads_of(inputs.value),
+        mask=heads_of(mask),
+        head_scale=numbers_of(inputs.head_scale),
+        sinks=numbers_of(inputs.sinks),
+        counts=NO_NUMBERS,
+        key_lengths_ptr=inputs.key_lengths,
+        cu_seqlens_q_ptr=inputs.cu_seqlens_q,
+        cu_seqlens_k_ptr=inputs.cu_seqlens_k,
+        batch=query.shape[0],
+        heads=query.shape[1],
+        repeats=query.shape[1] // max(key.shape[1], 1),
+        queries=query.shape[2],
+        keys=key.shape[2],
+        sequences=0 if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.shape[0] - 1,
+        window=Window(
+            left=None if left is None else min(left, FARTHEST),
+            right=None if right is None else min(right, FARTHEST),
+        ),
+        scale=number_for(query, settings.scale),
+        softcap=number_for(query, settings.softcap) if settings.softcap else None,
+        dropout=dropout,
+        LOG_N=tl.constexpr(settings.log_n),
+        BOTTOM_RIGHT=tl.constexpr(settings.bottom_right),
+        FLOAT=tl.constexpr(tl.float64 if query.dtype == torch.float64 else tl.float32),
+    )
+
+
+def _as_integers(mask: Tensor, size: int) -> Tensor:
+    """A bool mask as the kernels read it: bytes, without a copy, but 8 bytes for float64.
+
+    Triton 3.6 lays a product's operands out by the narrowest type they were made from, and has no
+    float64 product for one that was made from bytes. What repeats in memory still does.
+    """
+    if size < 8:
+        return mask.view(torch.uint8)
+    return _once(mask).to(torch.int64).expand(mask.shape)
+
+
+def aligned(inputs: Inputs) -> Inputs:
+    """The inputs with rows that a program can copy 16 bytes at a time, which it must be able to.
+
+    Triton 3.6 multiplies on Hopper from shared memory. Rows that it cannot copy in pieces of 16
+    bytes get there through registers, and then it overwrites keys that a product still reads:
+    wrong numbers, or an illegal address. So rows of any other stride are copied here first.
+    """
+    value = None if inputs.value is None else aligned_rows(inputs.value)
+    query, key = aligned_rows(inputs.query), aligned_rows(inputs.key)
+    return inputs._replace(query=query, key=key, value=value)
+
+
+def aligned_rows(tensor: Tensor) -> Tensor:
+    """The tensor, or its copy with rows of a multiple of 16 numbers where products need that."""
+    multiplied = tensor.element_size() == 2 or dot_precision(tensor) == "tf32"
+    if not (tensor.is_cuda and multiplied):
+        return tensor
+    steps = [tensor.stride(i) for i in range(tensor.ndim - 1) if tensor.shape[i] != 1]
+    whole = all(step % ROW == 0 for step in steps) and tensor.data_ptr() % 16 == 0
+    if whole and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+        return tensor
+    once, width = _once(tensor), tensor.shape[-1]
+    rows = once.new_empty((*once.shape[:-1], -(-width // ROW) * ROW))[..., :width]
+    return rows.copy_(once).expand(tensor.shape)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Without what only repeats in memory."""
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def heads_of(tensor: Tensor | None) -> Heads:
+    return NO_HEADS if tensor is None else Heads(tensor, *steps_of(tensor))
+
+
+def numbers_of(tensor: Tensor | None) -> PerHead:
+    return NO_NUMBERS if tensor is None else PerHead(tensor, *steps_of(tensor)[:2])
+
+
+def steps_of(tensor: Tensor) -> list[int]:
+    """The strides; 0 where there is but one entry."""
+    return [
+        0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+
+
+def constants(**values: Any) -> dict[str, tl.constexpr]:
+    """Fields of a record that are compiled into a kernel."""
+    return {name: tl.constexpr(value) for name, value in values.items()}
 
 
 def strides(name: str, tensor: Tensor | None, letters: str) -> dict[str, int]:
     """stride_{name}{letter} of each dimension; 0 where there is but one entry."""
-    if tensor is None:
-        return {f"stride_{name}{letter}": 0 for letter in letters}
-    return {
-        f"stride_{name}{letter}": tensor.stride(i) if tensor.shape[i] != 1 else 0
-        for i, letter in enumerate(letters)
-    }
+    steps = [0] * len(letters) if tensor is None else steps_of(tensor)
+    return {f"stride_{name}{letter}": step for letter, step in zip(letters, steps, strict=True)}
 
 
 def number_for(query: Tensor, value: float) -> float | Tensor:

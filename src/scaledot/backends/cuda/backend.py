@@ -62,16 +62,17 @@ def backward(
     inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
 ) -> Gradients:
     """torch's kernels where they are right and fast, else our own."""
-    from scaledot.backends.cuda import additive_backward, peer_backward
-    from scaledot.backends.cuda import backward as dot_backward
+    from scaledot.backends.cuda import backward as dot
+    from scaledot.backends.cuda import peer_backward
+    from scaledot.backends.cuda.additive import backward as additive
 
     if inputs.weight is not None:
-        return additive_backward.backward(inputs, settings, grad_out, out, lse, wanted)
+        return additive.backward(inputs, settings, grad_out, out, lse, wanted)
     which = peer_backward.serves(inputs, settings, lse, wanted)
     if which is not None:
         grads = peer_backward.backward(which, inputs, settings, grad_out, out, lse)
         return Gradients(*grads, None, None, None, None)
-    return dot_backward.backward(inputs, settings, grad_out, out, lse, wanted)
+    return dot.backward(inputs, settings, grad_out, out, lse, wanted)
 
 
 def is_hopper(device: int) -> bool:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.inputs import Inputs, Wanted
+from scaledot.backends.layout import is_aligned, is_regular
 from scaledot.problem import Settings
 
 CUDNN_TILE = 128  # rows and keys
@@ -30,7 +31,6 @@ CUDNN_WIDTHS = range(64, 257, 8)
 CUDNN_SINCE = 90501  # dO need not have the strides of out, and widths up to 256
 FLASH_WIDTHS = range(8, 257, 8)
 MAX_GRID = 65535
-ALIGNED_BYTES = 16
 ALIGNED_STRIDE = 8  # elements of two bytes
 
 
@@ -129,28 +129,15 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, lse: Tensor) -> bool:
         and value.shape[-1] == width
         and heads % groups == 0
         and batch * heads <= MAX_GRID
-        and all(_is_regular(tensor) for tensor in (query, key, value))
+        and all(_fits_plan(tensor) for tensor in (query, key, value))
     )
 
 
-def _is_regular(tensor: Tensor) -> bool:
-    """Aligned rows of neighbouring entries, each entry in memory once."""
-    *outer, last = tensor.stride()
-    sizes = tensor.shape[:-1]
-    return (
-        last == 1
-        and all(stride % ALIGNED_STRIDE == 0 for stride in outer)
-        and all(stride > 0 for stride, size in zip(outer, sizes, strict=True) if size > 1)
-        and max(tensor.stride()) < 2**31  # the plan cache keeps strides in 32 bits
-        and _address(tensor) % ALIGNED_BYTES == 0
-    )
-
-
-def _address(tensor: Tensor) -> int:
-    """Of the first entry; of tensors without data, its distance from the storage's start."""
-    if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
-        return tensor.data_ptr()
-    return int(tensor.storage_offset()) * tensor.element_size()
+def _fits_plan(tensor: Tensor) -> bool:
+    """Also strides of dimensions with one entry reach the plan, which keeps them in 32 bits."""
+    *steps, _ = tensor.stride()
+    aligned = all(step % ALIGNED_STRIDE == 0 for step in steps)
+    return is_regular(tensor) and aligned and max(tensor.stride()) < 2**31
 
 
 def _is_square(query: Tensor, key: Tensor) -> bool:
@@ -189,7 +176,7 @@ def _laid_out_like(query: Tensor, tensor: Tensor) -> Tensor:
     """The same numbers with the strides that a new tensor like the query has."""
     assert tensor.shape == query.shape
     place = torch.empty_like(query)
-    aligned = _address(tensor) % ALIGNED_BYTES == 0
-    if tensor.stride() == place.stride() and tensor.dtype == query.dtype and aligned:
+    alike = tensor.stride() == place.stride() and tensor.dtype == query.dtype
+    if alike and is_aligned(tensor):
         return tensor
     return place.copy_(tensor)

@@ -32,7 +32,8 @@ def attend(problem: Problem) -> Result:
 def _forward(
     inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
 ) -> operators.Measured:
-    from scaledot.backends.cuda import additive, forward
+    from scaledot.backends.cuda import forward
+    from scaledot.backends.cuda.additive import forward as additive
 
     if inputs.weight is not None:
         lse, rows = additive.forward(inputs, settings, out, wants_vitals)

@@ -1,102 +1,159 @@
-"""`scaledot bench --watch`: what the watch adds to a training step on a CPU.
+"""`scaledot bench --watch`: what the watch adds to a training step, on a CPU or on a GPU.
 
-gate (does the watch change the training, does it see every layer?) -> turns (steps of both sides,
-in turn) -> the same rows, file and table as the other cases.
+gate (does the watch change the training, does it see every layer?) -> turns (steps of all sides,
+in turn) -> interval (how far luck reaches) -> rows (CSV, table).
+
+**Default cadence.** The watch looks at one step in N. What it adds, as a share of a step without
+it, is
+
+    (quiet - plain) / plain + (measured - plain) / (N * plain)
+
+with N as the watch chooses it. Timed directly, the few measured steps would drown in the noise of
+the many quiet ones. What a quiet step costs on a CPU is a matter of the host alone (a comparison a
+call, a hook a step; no tensor is touched), so it is timed on a model of the same layers whose
+tensors are tiny: there a microsecond is seen. On a GPU it is timed on the model itself.
+
+**Every step.** On a CPU: what looking at a step adds, held against *attention's own share*, the
+time that the model's own attention takes in that step, forward and backward, all layers. The bar of
+1.5 says: watching costs at most one and a half times as much as the attention that is watched. On a
+GPU with replace=True: what it adds, as a share of a step.
+
+A bar holds where the whole interval is on its side; where the interval crosses it, it is undecided.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from scaledot.bench.bars import Bar, Quantity
-from scaledot.bench.cases import Case, Contender
-from scaledot.bench.clock import Samples
-from scaledot.bench.outcome import Outcome
-from scaledot.bench.watch.model import Shape, Trainer
-from scaledot.bench.watch.turns import Times, race
-from scaledot.bench.workload import Answer, Inputs, Workload
+import numpy as np
+
+from scaledot.bench.bars import Bar
+from scaledot.bench.watch.interval import bootstrap
+from scaledot.bench.watch.laps import deciding_clock
+from scaledot.bench.watch.model import BERT_TINY, GPT2_SMALL, NANO_GPT, Shape, Trainer
+from scaledot.bench.watch.rows import Finding
+from scaledot.bench.watch.turns import Times, one_thread, race
 from scaledot.watch import Watch
 
 GATE_STEPS = 3
-DEFAULT_CADENCE = Bar("<=", 0.01)  # of the time of a step without the watch
-EVERY_STEP = Bar("<=", 1.5)  # of the time of the attention in it
-STEP, CALLS, FORWARD = "step without the watch", "its attention", "its attention, forward only"
+DEFAULT_CADENCE = Bar("<=", 0.01)
+EVERY_STEP = Bar("<=", 1.5)
+REPLACED = Bar("<=", 0.03)
+
+DEFAULT_MEANS = "what the watch adds at the cadence it chooses, of a step"
+EVERY_MEANS = "what looking at a step adds, of the time its attention takes, forward and backward"
+ADDED_MEANS = "what looking at a step adds, of a step"
+REPLACED_MEANS = "what every step adds with replace=True, of a step"
+QUIET_MEANS = "what a step adds that the watch does not look at, of a step"
+
+Sides = dict[str, float]
 
 
 class Plan(NamedTuple):
-    shape: Shape = Shape()
-    rounds: int = 21
-    steps: int = 5  # of each side in a round
+    shape: Shape
+    device: str = "cpu"
+    rounds: int = 16
+    steps: int = 3  # of each side, twice in a round
+    longest: int = 300  # steps within which the watch's own cadence is found
     judged: bool = True
 
 
-QUICK = Plan(Shape(batch=2, tokens=64, layers=2, heads=2, width=16), rounds=3, judged=False)
+QUICK = Shape("quick", batch=2, tokens=64, layers=2, heads=2, width=16)
 
 
-def red(shape: Shape) -> list[str]:
+def plans(device: str, *, quick: bool = False, rounds: int | None = None) -> list[Plan]:
+    if quick:
+        found = [Plan(QUICK, device, rounds=3, longest=60, judged=False)]
+    elif device == "cuda":
+        found = [Plan(GPT2_SMALL, device, rounds=8, longest=200)]
+    else:
+        found = [Plan(NANO_GPT), Plan(BERT_TINY)]
+    return [plan._replace(rounds=rounds or plan.rounds) for plan in found]
+
+
+def red(plan: Plan) -> list[str]:
     """What is wrong with a watched training, in words; nothing where all is well."""
-    plain, watched = Trainer(shape), Trainer(shape)
-    expected = [plain.step() for _ in range(GATE_STEPS)]
-    with Watch(watched.model, every=1) as watch:
-        found = [watched.step() for _ in range(GATE_STEPS)]
-        coverage = watch.coverage()
+    shape = plan.shape
+    with one_thread(plan.device):
+        expected, _ = _trained(plan, watched=False)
+        found, coverage = _trained(plan, watched=True)
     wrong = []
-    if found != expected:
+    # A GPU adds up in any order: there two trainings without the watch differ as well.
+    same = found == expected if plan.device == "cpu" else np.allclose(found, expected, rtol=1e-2)
+    if not same:
         wrong.append(f"the watch changes the losses: {found} instead of {expected}")
     if len(coverage.watched) != shape.layers or coverage.unseen:
         wrong.append(f"the watch does not see all {shape.layers} layers: {coverage}")
     return wrong
 
 
-def measure(plan: Plan, after_round: Callable[[], None] = lambda: None) -> list[Outcome]:
-    return outcomes(race(plan.shape, plan.rounds, plan.steps, after_round), plan)
+def measure(plan: Plan, after_round: Callable[[], None] = lambda: None) -> list[Finding]:
+    with one_thread(plan.device):
+        trainer = Trainer(plan.shape, plan.device)
+        times = race(trainer, plan.rounds, plan.steps, plan.longest, after_round)
+    return findings(times, plan)
 
 
-def outcomes(times: Times, plan: Plan) -> list[Outcome]:
-    """Ours is always what the watch adds to a step; the peer says what it is held against."""
-    default, every_step = (
-        _difference(watched, times.plain) for watched in (times.default, times.measured)
-    )
+def findings(times: Times, plan: Plan) -> list[Finding]:
+    """The clock that decides first; wall time beside it."""
+    decides = deciding_clock(plan.device)
     return [
-        Outcome(_case("watch_default", STEP, plan, DEFAULT_CADENCE), default, times.plain),
-        Outcome(_case("watch_every_step", CALLS, plan, EVERY_STEP), every_step, times.attention),
-        Outcome(_case("watch_every_step", FORWARD, plan), every_step, times.forward),
-        Outcome(_case("watch_every_step", STEP, plan), every_step, times.plain),
+        finding
+        for clock in (decides, *(name for name in times.by_clock if name != decides))
+        for finding in _of_clock(times, plan, clock, plan.judged and clock == decides)
     ]
 
 
-def unresolved(outcome: Outcome) -> str:
-    """Where the rounds differ by more than the bar allows in all: a verdict by luck; else empty."""
-    ours, peer, bar = outcome.ours, outcome.peer, outcome.case.bar
-    if ours is None or peer is None or bar is None:
-        return ""
-    allowed = bar.limit * peer.median
-    if ours.p80 - ours.p20 <= allowed:
-        return ""
-    return (
-        f"{outcome.case.name}: the rounds differ by more ({ours.p20:.2f} to {ours.p80:.2f} ms) "
-        f"than the bar allows in all ({allowed:.2f} ms), so its verdict says little; measure again "
-        f"on an idle machine, or with more --repeats"
+def _of_clock(times: Times, plan: Plan, clock: str, judged: bool) -> Iterator[Finding]:
+    sides = times.by_clock[clock]
+    medians = {name: float(np.median(values)) for name, values in sides.items()}
+
+    def finding(
+        case: str, number: Callable[[Sides], float], meaning: str, bar: Bar | None = None
+    ) -> Finding:
+        return Finding(
+            case,
+            clock,
+            bootstrap(sides, number),
+            bar if judged else None,
+            meaning,
+            medians["plain"],
+            medians["attention"],
+            medians["measured"] - medians["plain"],
+            times.cadence,
+            len(sides["plain"]),
+        )
+
+    def default(s: Sides) -> float:
+        return _quiet(s) + (s["measured"] - s["plain"]) / (times.cadence * s["plain"])
+
+    yield finding("default cadence", default, DEFAULT_MEANS, DEFAULT_CADENCE)
+    if plan.device == "cuda":
+        replaced = _share_of_step("replaced")
+        yield finding("every step, replace=True", replaced, REPLACED_MEANS, REPLACED)
+    yield finding(
+        "every step",
+        lambda s: (s["measured"] - s["plain"]) / s["attention"],
+        EVERY_MEANS,
+        EVERY_STEP if plan.device == "cpu" else None,
     )
+    yield finding("every step, of the step", _share_of_step("measured"), ADDED_MEANS)
+    yield finding("quiet step", _share_of_step("quiet"), QUIET_MEANS)
 
 
-def _case(name: str, against: str, plan: Plan, bar: Bar | None = None) -> Case:
-    shape = plan.shape
-    return Case(
-        name,
-        Workload(shape.batch, shape.heads, shape.tokens, shape.width, causal=True),
-        Contender(f"watch, {shape.layers} layers", _not_a_call),
-        Contender(against, _not_a_call),
-        Quantity.RATIO,
-        bar if plan.judged else None,
-        repeats=plan.rounds,
-    )
+def _quiet(s: Sides) -> float:
+    if "small_quiet" in s:
+        return (s["small_quiet"] - s["small_plain"]) / s["plain"]
+    return (s["quiet"] - s["plain"]) / s["plain"]
 
 
-def _not_a_call(inputs: Inputs) -> Answer:
-    raise TypeError("a training step is no single call of attention")
+def _share_of_step(side: str) -> Callable[[Sides], float]:
+    return lambda s: (s[side] - s["plain"]) / s["plain"]
 
 
-def _difference(watched: Samples, plain: Samples) -> Samples:
-    """Round by round: neighbours saw the same machine."""
-    pairs = zip(watched.values, plain.values, strict=True)
-    return Samples(tuple(with_it - without for with_it, without in pairs))
+def _trained(plan: Plan, *, watched: bool) -> tuple[list[float], Any]:
+    trainer = Trainer(plan.shape, plan.device)
+    if not watched:
+        return [float(trainer.step()) for _ in range(GATE_STEPS)], None
+    with Watch(trainer.model, every=1) as watch:
+        losses = [float(trainer.step()) for _ in range(GATE_STEPS)]
+        return losses, watch.coverage()

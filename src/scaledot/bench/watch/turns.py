@@ -1,91 +1,123 @@
-"""Steps with and without the watch, in turn, and the attention of a step by itself.
+"""Steps with and without the watch, in turn, in one process and on one model.
 
-A watch that chooses its own cadence looks at one step in N and lets the others pass. Both kinds of
-step are timed, N is counted in a run of its own, and a step at that cadence takes
-
-    quiet + (measured - quiet) / N.
-
-Timed directly, the few measured steps would drown in the noise of the many quiet ones. A watch is
-in place only during its own steps: its probes would slow the others.
+A round is A B C .. C B A: every side comes once early and once late, so that a machine that grows
+slower during the round hits all sides alike. A side's value in a round is the lower quartile of its
+steps: other work on the machine only ever adds. A watch is in place only during its own steps; its
+first step is not timed.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from scaledot.bench import clock
-from scaledot.bench.clock import Samples
-from scaledot.bench.watch.model import Shape, Trainer
+from scaledot.bench.watch.laps import Laps, laps
+from scaledot.bench.watch.model import Trainer
 from scaledot.watch import Watch
 
 FIRST_SAMPLES = 2  # a watch looks at its first two steps, whatever they cost
 CYCLES = 3  # from one look to the next, counted for N
-LONGEST = 300  # steps after which nobody waits for the next look
 NEVER = 10**6  # steps from one look to the next, where all but the first shall be quiet
+
+Side = Callable[[], Laps]
 
 
 class Times(NamedTuple):
-    """Milliseconds a step, one sample a round; and N."""
+    """Milliseconds a step: by clock, by side, one value a round; and N."""
 
-    plain: Samples
-    quiet: Samples  # the watch is there and does not look
-    measured: Samples  # the watch looks at every head
-    attention: Samples  # of all layers, forward and backward, alone
-    forward: Samples
+    by_clock: Mapping[str, Mapping[str, np.ndarray]]
     cadence: float  # N: steps from one look to the next, as the watch chooses
-
-    @property
-    def default(self) -> Samples:
-        pairs = zip(self.quiet.values, self.measured.values, strict=True)
-        return Samples(
-            tuple(quiet + (measured - quiet) / self.cadence for quiet, measured in pairs)
-        )
 
 
 def race(
-    shape: Shape, rounds: int, steps: int, after_round: Callable[[], None] = lambda: None
+    trainer: Trainer,
+    rounds: int,
+    steps: int,
+    longest: int,
+    after_round: Callable[[], None] = lambda: None,
 ) -> Times:
-    """steps: of each side in a round."""
-    trainer = Trainer(shape)
+    """steps: of a side, twice in each round. longest: steps within which N is counted.
+
+    Sides: plain; quiet (the watch is there and does not look); measured (it looks at every head);
+    on a GPU replaced (attention and vitals in one pass); attention (of all layers, alone). On a CPU
+    also the host's part of plain and quiet, of a shrunken model.
+    """
+    device = trainer.device
     with tempfile.TemporaryDirectory() as folder, clock.collector_off():
         store = Path(folder) / "run.vitals"  # as a user's watch has one: its writer is a cost too
-        cadence = chosen_cadence(trainer, store)  # and everything is warm
-        sides: dict[str, Callable[[], float]] = {
-            "plain": lambda: fast(trainer.step, steps),
-            "quiet": lambda: _watched(trainer, NEVER, store, steps),
-            "measured": lambda: _watched(trainer, 1, store, steps),
-            "attention": lambda: fast(trainer.attend, steps),
-            "forward": lambda: fast(trainer.attend_forward, steps),
+        cadence = chosen_cadence(trainer, store, longest)  # and everything is warm
+        sides: dict[str, Side] = {
+            "plain": lambda: _timed(trainer.step, steps, device),
+            "quiet": lambda: _watched(trainer, steps, store, every=NEVER),
+            "measured": lambda: _watched(trainer, steps, store, every=1),
+            "attention": lambda: _timed(trainer.attend, steps, device),
         }
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(rounds):
-            for name in clock.rotated(list(sides), number):
-                times[name].append(1e3 * sides[name]())
-            after_round()
-    return Times(**{name: Samples(tuple(each)) for name, each in times.items()}, cadence=cadence)
+        if device == "cuda":
+            sides["replaced"] = lambda: _watched(trainer, steps, store, every=1, replace=True)
+        else:
+            small, many = Trainer(trainer.shape.shrunk(), device), 8 * steps
+            sides["small_plain"] = lambda: _timed(small.step, many, device)
+            sides["small_quiet"] = lambda: _watched(small, many, store, every=NEVER)
+        found = _rounds(sides, rounds, after_round)
+    return Times(found, cadence)
 
 
-def chosen_cadence(trainer: Trainer, store: Path) -> float:
+def chosen_cadence(trainer: Trainer, store: Path, longest: int) -> float:
     """Steps from one look to the next, over whole cycles, once the first two are paid for."""
     looks: list[int] = []
     with Watch(trainer.model, store=store) as watch:
-        while len(looks) <= CYCLES and watch.step_number < LONGEST:
+        while len(looks) <= CYCLES and watch.step_number < longest:
             if watch.step_number >= FIRST_SAMPLES and watch.cadence.due:
                 looks.append(watch.step_number)
             trainer.step()
-    return (looks[-1] - looks[0]) / (len(looks) - 1) if len(looks) > 1 else float(LONGEST)
+            if trainer.device == "cuda":  # else the host would run ahead of what it measures
+                torch.cuda.synchronize()
+        every = watch.cadence.every
+    return (looks[-1] - looks[0]) / (len(looks) - 1) if len(looks) > 1 else float(every)
 
 
-def fast(call: Callable[[], object], calls: int) -> float:
-    """Seconds a call in the fastest fifth of them, after one that is not counted.
+def _rounds(
+    sides: Mapping[str, Side], rounds: int, after_round: Callable[[], None]
+) -> dict[str, dict[str, np.ndarray]]:
+    found: dict[str, dict[str, list[float]]] = {}
+    for number in range(rounds):
+        order = clock.rotated(list(sides), number)
+        taken: dict[str, Laps] = {name: [] for name in sides}
+        for name in (*order, *reversed(order)):
+            taken[name] += sides[name]()
+        for name, steps in taken.items():
+            for which in steps[0]:
+                value = float(np.quantile([step[which] for step in steps], 0.25))
+                found.setdefault(which, {}).setdefault(name, []).append(value)
+        after_round()
+    return {
+        which: {name: np.array(values) for name, values in sides_of.items()}
+        for which, sides_of in found.items()
+    }
 
-    Other work on the machine only ever adds time, and it is larger than what is looked for here.
-    """
+
+def _timed(call: Callable[[], object], calls: int, device: str) -> Laps:
     call()
-    return Samples(tuple(clock.wall_seconds(call, 1) for _ in range(calls))).p20
+    return laps(call, calls, device)
 
 
-def _watched(trainer: Trainer, every: int, store: Path, steps: int) -> float:
-    with Watch(trainer.model, every=every, store=store):
-        return fast(trainer.step, steps)  # the watch looks at the first step in any case
+def _watched(trainer: Trainer, steps: int, store: Path, every: int, replace: bool = False) -> Laps:
+    with Watch(trainer.model, every=every, store=store, replace=replace):
+        return _timed(trainer.step, steps, trainer.device)
+
+
+@contextmanager
+def one_thread(device: str) -> Iterator[None]:
+    """A CPU is timed with one thread: with more, the processor's time counts their waiting."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

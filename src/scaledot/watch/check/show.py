@@ -15,7 +15,7 @@ from scaledot.watch.check.heads import Head, worst_first
 WIDEST = 110  # columns: longer lines are hard to read
 ROOMY = 92  # from here on the table has room for every column
 COLUMNS = ("logit_std", "row_std", "max_logit", "entropy_ratio", "top_p", "saturated", "sink")
-NARROW = ("logit_std", "row_std", "max_logit", "entropy_ratio", "sink")
+NARROW = ("logit_std", "row_std", "max_logit", "entropy_ratio")  # a sink is said in words
 LETTERS = {"broken": "n", "positional": "p", "sink": "s", "saturated": "x", "flat": "f"}
 HINT = (
     "A band is a hint, not an alarm: a trained head may leave it for a reason. What tells is the "

@@ -1,8 +1,10 @@
-"""Where attention is found: one file a place. A probe looks, measures beside, and changes nothing.
+"""Where attention is found: one file a place. A probe looks, and changes nothing unless asked to.
 
 `hub` knows the watches that listen and puts the probes in place for the first of them, `patch`
 swaps a function and swaps it back, `place` says which module is running. The rest are the places:
 `sdpa` (torch's function), `multihead` (torch's modules), `hugging_face` (transformers' registry),
-`own` (scaledot's functions), `flash` (flash_attn's functions), `flex` (FlexAttention); `compiled`
-and `multihead_compiled` are what of them is left inside torch.compile.
+`diffusers` (its dispatcher), `own` (scaledot's functions), `flash` (flash_attn's functions), `flex`
+(FlexAttention), and `by_hand`, which can only name what it finds. `compiled`, `in_graph` and
+`multihead_compiled` are what of them is left inside torch.compile, `replacing` puts scaledot's
+attention in the place of theirs.
 """

@@ -1,10 +1,9 @@
-"""What is left of the probe inside torch.compile: one operator that writes to a buffer.
+"""Inside torch.compile: which module is being traced, and what its operators do when they run.
 
-An operator whose result nobody uses is removed by the compiler; one that mutates a buffer stays.
-Its body is plain Python and asks at run time whether the step is due, so the graph is one and the
-same whatever the cadence. The module's path is read while the compiler traces.
+The operators themselves are in `in_graph` and `multihead_compiled`.
 """
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -14,13 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scaledot import functional
 from scaledot.measure import Vitals
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen, why_not
 
-KIND = "scaled_dot_product_attention"
-BUFFER = torch.zeros(1)  # never read
+BUFFER = torch.zeros(1, device="cpu")  # never read
 TAGS = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not ask whether a step is due
 
 
@@ -33,20 +30,6 @@ class Site(NamedTuple):
 
 
 sites: list[Site] = []
-
-
-def look(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> None:
-    """Called while the compiler traces: leaves the operator in the graph."""
-    mask = None if attn_mask is None else attn_mask.detach()
-    site = site_of_call(torch.is_grad_enabled())
-    _observe(query.detach(), key.detach(), mask, BUFFER, site, is_causal, scale, enable_gqa)
 
 
 def tracing() -> bool:
@@ -64,7 +47,7 @@ def site_of_call(with_grad: bool) -> int:
 
     The same module traced again is the same site: a long run of recompilations adds nothing.
     """
-    module = _module_being_traced()
+    module = module_being_traced()
     site = Site(None if module is None else weakref.ref(module), _lines(module), with_grad)
     if site not in sites:
         sites.append(site)
@@ -74,23 +57,39 @@ def site_of_call(with_grad: bool) -> int:
 @torch.compiler.assume_constant_result
 def cannot_see(kind: str, reason: str) -> int:
     """Runs once, while the compiler traces a call that no operator can look into."""
-    hub.cannot_see(kind, reason, _module_being_traced())
+    if not hub.is_quiet():
+        hub.cannot_see(kind, reason, module_being_traced())
     return 0
 
 
-def _module_being_traced() -> nn.Module | None:
-    """The innermost module of Dynamo's own stack, whose keys are the modules' identities."""
+@torch.compiler.assume_constant_result
+def keeps_own(kind: str, reason: str) -> int:
+    """Runs once, while the compiler traces a call that was to be replaced and is not."""
+    hub.keeps_own(kind, reason, module_being_traced())
+    return 0
+
+
+def module_being_traced() -> nn.Module | None:
+    """The innermost module that Dynamo is in, else what was handed to torch.compile."""
+    return innermost_module() or _outermost_module(_tracers())
+
+
+def innermost_module() -> nn.Module | None:
+    """The last of Dynamo's own stack of modules, whose keys are their identities."""
     tracers = _tracers()
-    outer = _outermost_module(tracers)
     stacks = [tracer.nn_module_stack for tracer in tracers]
     innermost = next((str(list(stack)[-1]) for stack in stacks if stack), None)
     if innermost is None:
-        return outer
-    for known in (outer, *(listener.model for listener in hub.listeners)):
+        return None
+    for known in (_outermost_module(tracers), *(listener.model for listener in hub.listeners)):
         for module in () if known is None else known.modules():
             if str(id(module)) == innermost:
                 return module
-    return outer
+    # A compiled function may have its model from anywhere. Traced once, so it may take a moment.
+    for thing in gc.get_objects():
+        if str(id(thing)) == innermost and issubclass(type(thing), nn.Module):
+            return thing
+    return None
 
 
 def _outermost_module(tracers: list[Any]) -> nn.Module | None:
@@ -133,23 +132,6 @@ def _tracers() -> list[Any]:
     return tracers
 
 
-@torch.library.custom_op("scaledot::watch", mutates_args=("buffer",), tags=TAGS)
-def _observe(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None,
-    buffer: Tensor,
-    site: int,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> None:
-    def measure() -> Vitals:
-        return functional.vitals(query, key, attn_mask, is_causal, scale, enable_gqa)
-
-    offer(site, query, measure, KIND)
-
-
 def offer(number: int, query: Tensor, measure: Callable[[], Vitals], kind: str) -> None:
     """Called while the graph runs, by an operator that stands at a site."""
     if not hub.wants():
@@ -161,8 +143,3 @@ def offer(number: int, query: Tensor, measure: Callable[[], Vitals], kind: str) 
         return
     training = site.with_grad and (module is None or module.training)
     hub.offer(Seen(query, measure, kind, module, training, compiled=True, site=site.lines))
-
-
-@_observe.register_fake
-def _(*arguments: Any) -> None:
-    return None

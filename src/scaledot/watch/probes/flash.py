@@ -3,25 +3,48 @@
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scaledot import functional
-from scaledot.measure import Vitals
 from scaledot.watch.probes import compiled, hub
 from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
 
-MODULE = "flash_attn.flash_attn_interface"
-FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func")
+MODULES = ("flash_attn.flash_attn_interface", "flash_attn_interface")  # the second is version 3
+FUNCTIONS = (
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+)
+PACKED = {
+    "cu_seqlens",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "max_seqlen",
+    "max_seqlen_q",
+    "max_seqlen_k",
+}
+RULES = {"dropout_p", "softmax_scale", "causal", "window_size", "softcap"}
+HARMLESS = {"deterministic", "return_attn_probs", "num_splits", "pack_gqa", "sm_margin"}
+FOLLOWED = frozenset({"q", "k", "v", "kv", "qkv"} | PACKED | RULES | HARMLESS)
 
 
-def probes() -> tuple[Any, ...]:
-    home = vars(sys.modules[MODULE])
+def probes(module: str) -> tuple[Any, ...]:
+    home = vars(sys.modules[module])
     found = [home[name] for name in FUNCTIONS if name in home]
     return (Swap(*((original, _probe(original)) for original in found)),)
+
+
+PLACES = tuple((module, partial(probes, module)) for module in MODULES)
 
 
 def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,39 +56,85 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
             if compiled.tracing():
                 compiled.cannot_see(kind, "it is inside torch.compile")
             return original(*args, **kwargs)
-        if not hub.wants():
+        replacing = hub.replacing()
+        if not (replacing or hub.wants()):
             return original(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        reason = _why_not_read(signature, given)
+        if replacing:
+            out = _replaced(signature, given, kind, reason)
+            if out is not KEPT:
+                return out
         with hub.quiet():
             out = original(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
-        query, key = given["qkv"].unbind(2)[:2] if "qkv" in given else (given["q"], given["k"])
-        reason = why_not(query)
-        for name in ("alibi_slopes", "block_table"):
-            if given.get(name) is not None:
-                reason = reason or f"the watch does not follow {name}"
-        if reason:
+        if not hub.wants():
+            return out
+        query = _tensors(given)[0]
+        if reason := why_not(query) or reason:
             hub.cannot_see(kind, reason)
         else:
-            hub.offer(Seen(query, lambda: _vitals(query, key, given), kind))
+            hub.offer(Seen(query, lambda: _call(given, vitals_only=True), kind))
         return out
 
     attention.__doc__ = original.__doc__
     return attention
 
 
-def _vitals(query: Tensor, key: Tensor, given: dict[str, Any]) -> Vitals:
+def _why_not_read(signature: inspect.Signature, given: dict[str, Any]) -> str:
+    if "k_cache" in given:
+        return "it reads keys from a cache"
+    for name, value in given.items():
+        usual = signature.parameters[name].default
+        same = value is usual or (isinstance(value, int | float | tuple) and value == usual)
+        if name not in FOLLOWED and not same:
+            return f"the watch does not follow {name}"
+    return ""
+
+
+def _replaced(signature: inspect.Signature, given: dict[str, Any], kind: str, reason: str) -> Any:
+    if "return_attn_probs" not in signature.parameters:
+        reason = reason or "what it returns differs from version to version"
+    if given.get("return_attn_probs"):
+        reason = reason or "more than its output is asked for"
+    return replaced(_tensors(given)[0], lambda: _call(given), kind, reason=reason)
+
+
+def _tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Query, key and value, packed in whatever way; without keys where they are in a cache."""
+    if "qkv" in given:
+        return given["qkv"].unbind(-3)
+    if "kv" in given:
+        return given["q"], *given["kv"].unbind(-3)
+    return given["q"], given.get("k"), given.get("v")
+
+
+def _call(given: dict[str, Any], vitals_only: bool = False) -> Any:
     """Causality and window are counted from the last key; -1 means no limit, a cap of 0 no cap."""
+    query, key, value = _tensors(given)
+    assert key is not None
+    assert value is not None
     left, right = given.get("window_size", (-1, -1))
     shared: dict[str, Any] = {
         "is_causal": given.get("causal", False),
         "causal_align": "bottom_right",
         "scale": given.get("softmax_scale"),
         "enable_gqa": query.shape[-2] != key.shape[-2],
-        "window": (left if left >= 0 else None, right if right >= 0 else None),
+        "window": (_limit(left), _limit(right)),
         "softcap": given.get("softcap") or None,
     }
-    if "cu_seqlens_q" in given:
-        return functional.vitals_varlen(
-            query, key, given["cu_seqlens_q"], given["cu_seqlens_k"], **shared
-        )
-    return functional.vitals(query.transpose(1, 2), key.transpose(1, 2), **shared)
+    if not vitals_only:
+        shared["dropout_p"] = given.get("dropout_p", 0.0)
+    if (lengths_q := given.get("cu_seqlens_q", given.get("cu_seqlens"))) is not None:
+        lengths = lengths_q, given.get("cu_seqlens_k", lengths_q)
+        if vitals_only:
+            return functional.vitals_varlen(query, key, *lengths, **shared)
+        return functional.attention_varlen_with_vitals(query, key, value, *lengths, **shared)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    if vitals_only:
+        return functional.vitals(query, key, **shared)
+    out, vitals = functional.attention_with_vitals(query, key, value, **shared)
+    return out.transpose(1, 2), vitals
+
+
+def _limit(tokens: int | None) -> int | None:
+    return None if tokens is None or tokens < 0 else tokens

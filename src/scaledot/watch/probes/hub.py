@@ -32,17 +32,37 @@ class Listener(Protocol):
     def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None: ...
 
 
+class Keeper(Protocol):
+    """Who keeps account of what no probe measures."""
+
+    @property
+    def replace(self) -> bool:
+        """Whether scaledot computes the model's attention wherever it can."""
+        ...
+
+    def takes_inventory(self) -> bool:
+        """Whether attention by hand is looked for at this moment. Asked at every softmax."""
+        ...
+
+    def found_by_hand(self, module: nn.Module | None) -> None: ...
+
+    def keeps_own(self, kind: str, reason: str, module: nn.Module | None) -> None: ...
+
+
 class _Thread(threading.local):
     quiet = 0  # how many probes of this thread are at work: what they call is not attention's own
 
 
 listeners: tuple[Listener, ...] = ()
+keepers: tuple[Keeper, ...] = ()
+# A graph is traced once: it asks whether a watch replaces at all, not whether this step is due.
+replacing_in_graphs = False
 _placed: list[Any] = []
 _lock = threading.RLock()
 _thread = _Thread()
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: Listener, keeper: Keeper | None = None) -> None:
     global listeners
     with _lock:
         if not listeners:
@@ -50,14 +70,17 @@ def listen(listener: Listener) -> None:
         for placed in _placed:
             placed.make(listener.model)
         listeners = (*listeners, listener)
+        if keeper is not None:
+            _keep((*keepers, keeper))
 
 
-def leave(listener: Listener) -> None:
+def leave(listener: Listener, keeper: Keeper | None = None) -> None:
     global listeners
     with _lock:
         if listener not in listeners:
             return
         listeners = tuple(other for other in listeners if other is not listener)
+        _keep(tuple(other for other in keepers if other is not keeper))
         if listeners:
             return
         for placed in reversed(_placed):
@@ -65,12 +88,22 @@ def leave(listener: Listener) -> None:
         _placed.clear()
 
 
+def _keep(now: tuple[Keeper, ...]) -> None:
+    global keepers, replacing_in_graphs
+    keepers = now
+    replacing_in_graphs = any(keeper.replace for keeper in now)
+
+
 def place_late(placed: Any) -> None:
-    """A probe for a package that was imported after the first watch began."""
+    """One of the probes waited for a package that has been imported now."""
     with _lock:
-        if listeners:
+        if placed in _placed:  # not where the last watch has left meanwhile
             placed.make()
-            _placed.append(placed)
+
+
+def is_quiet() -> bool:
+    """Whether this thread runs something that a probe has seen already."""
+    return _thread.quiet > 0
 
 
 def wants() -> bool:
@@ -108,6 +141,23 @@ def cannot_see(
             log.exception("the watch could not note that a call of %s was not measured", kind)
 
 
+def keeps_own(kind: str, reason: str, module: nn.Module | None = None) -> None:
+    """A call that was to be replaced and was not."""
+    for keeper in keepers:
+        try:
+            if keeper.replace:
+                keeper.keeps_own(kind, reason, module)
+        except Exception:
+            log.exception("the watch could not note that a call of %s was not replaced", kind)
+
+
+def inventory() -> list[Keeper]:
+    """Who looks for attention by hand; nobody inside of a call that a probe sees."""
+    if _thread.quiet:
+        return []
+    return [keeper for keeper in keepers if keeper.takes_inventory()]
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """What runs inside is part of a call already seen, or the watch's own work."""
@@ -119,12 +169,25 @@ def quiet() -> Iterator[None]:
 
 
 def _place() -> None:
-    from scaledot.watch.probes import flash, flex, hugging_face, late, multihead, own, sdpa
+    from scaledot.watch.probes import (
+        by_hand,
+        diffusers,
+        flash,
+        flex,
+        hugging_face,
+        late,
+        multihead,
+        own,
+        sdpa,
+    )
 
-    placed = (*sdpa.probes(), *multihead.probes(), *own.probes())
+    placed = (*sdpa.probes(), *multihead.probes(), *own.probes(), *by_hand.probes())
     swaps = [probe for probe in placed if isinstance(probe, Swap)]
     # One pass over the names of the process for all of them.
     _placed.append(Swap(*(pair for swap in swaps for pair in swap.pairs)))
     _placed.extend(probe for probe in placed if not isinstance(probe, Swap))
-    for place in (hugging_face, flash, flex):  # packages that may never be imported
+    # Packages that may never be imported.
+    for place in (hugging_face, diffusers, flex):
         _placed.append(late.AfterImport(place.MODULE, place.probes))
+    for module, probes in flash.PLACES:
+        _placed.append(late.AfterImport(module, probes))

@@ -49,9 +49,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            sys.meta_path.remove(self)
-            for placed in self.probes():
-                hub.place_late(placed)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            hub.place_late(self)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

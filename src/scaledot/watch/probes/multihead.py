@@ -19,6 +19,7 @@ from scaledot.watch.probes.patch import Attribute, Swap
 from scaledot.watch.probes.projection import Heads, project, split
 from scaledot.watch.probes.seen import Seen, why_not
 
+IN_GRAPH = "nn.MultiheadAttention"
 IN_PYTHON = "nn.MultiheadAttention with need_weights=True"
 FAST_MODULE = "nn.MultiheadAttention's fast path"
 FAST_LAYER = "nn.TransformerEncoderLayer's fast path"
@@ -42,14 +43,20 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             if compiled.tracing():
                 multihead_compiled.look(*args, **kwargs)
+                if hub.replacing_in_graphs:
+                    compiled.keeps_own(IN_GRAPH, "torch.compile takes it whole")
             return original(*args, **kwargs)
-        if not hub.wants():
+        if not (hub.wants() or hub.replacing()):
             return original(*args, **kwargs)
         arguments = signature.bind(*args, **kwargs)
         arguments.apply_defaults()
         given = arguments.arguments
         if not given["need_weights"]:
-            return original(*args, **kwargs)  # the other probe looks
+            return original(*args, **kwargs)  # the other probe looks, and replaces
+        if hub.replacing():
+            hub.keeps_own(IN_PYTHON, "its weights are asked for: need_weights=True")
+        if not hub.wants():
+            return original(*args, **kwargs)
         with hub.quiet():  # under a mode of torch.overrides it calls itself, and so this, again
             out = original(*args, **kwargs)
         query = given["query"]
@@ -71,7 +78,11 @@ def _fast(
         if torch.compiler.is_compiling():
             if compiled.tracing():
                 compiled.cannot_see(kind, "it is inside torch.compile")
-        elif hub.wants():
+            return out
+        if hub.replacing():
+            module = _attention_of_running_layer() if kind == FAST_LAYER else None
+            hub.keeps_own(kind, "evaluation takes torch's fast path", module)
+        if hub.wants():
             # nn.TransformerEncoder turns padded batches into nested ones here; we turn them back.
             reason = why_not(args[0])
             if reason and not args[0].is_nested:
@@ -140,11 +151,13 @@ def _fast_heads(
 ) -> Heads:
     may_see = None
     if source.is_nested:
-        lengths = source._nested_tensor_size()[:, 0]
+        # The sizes lie on the CPU, and nobody is to wait until they have arrived.
+        lengths = source._nested_tensor_size()[:, 0].to(source.device, non_blocking=True)
         source = source.to_padded_tensor(0.0)
-        real = torch.arange(source.shape[1])[None] < lengths[:, None]  # [batch, tokens]
+        tokens = torch.arange(source.shape[1], device=source.device)
+        real = tokens[None] < lengths[:, None]  # [batch, tokens]
         # Tokens that are not there ask nothing either: their rows may see no key, and do not count.
-        may_see = (real[:, None, :, None] & real[:, None, None, :]).to(source.device)
+        may_see = real[:, None, :, None] & real[:, None, None, :]
     elif mask is not None:
         may_see = ~mask.bool()
         if mask_type == 1:  # of keys, [batch, tokens]

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
+from torch.jit import _builtins
+
+INHERITED = object()
 
 
 class Swap:
@@ -29,12 +32,47 @@ class Swap:
         _exchange([(new, old) for old, new in self.pairs], _holders(self._models))
 
 
+class Item:
+    """One entry of a dictionary: for registries."""
+
+    def __init__(self, owner: dict[Any, Any], name: Any, replacement: Any) -> None:
+        self.owner, self.name, self.replacement = owner, name, replacement
+        self.original = owner[name]
+        self._made = False
+
+    def make(self, model: nn.Module | None = None) -> None:
+        if not self._made:
+            self.owner[self.name] = self.replacement
+            self._made = True
+
+    def undo(self) -> None:
+        self._made = False
+        if self.owner.get(self.name) is self.replacement:
+            self.owner[self.name] = self.original
+
+
+class KnownToScript:
+    """torch.jit.script knows builtins by identity: the stand-in is the same operator to it."""
+
+    def __init__(self, replacement: Any, operator: str) -> None:
+        self._replacement, self._operator = replacement, operator
+
+    def make(self, model: nn.Module | None = None) -> None:
+        _builtins._get_builtin_table()[id(self._replacement)] = self._operator
+
+    def undo(self) -> None:
+        _builtins._get_builtin_table().pop(id(self._replacement), None)
+
+
 class Attribute:
-    """One attribute of one object: for methods, and functions that are looked up at every call."""
+    """One attribute of one object: for methods, and functions that are looked up at every call.
+
+    What the object only inherits is put before the inherited one, and taken away again.
+    """
 
     def __init__(self, owner: Any, name: str, replacement: Any) -> None:
         self.owner, self.name, self.replacement = owner, name, replacement
-        self.original = vars(owner)[name]
+        self.original = vars(owner).get(name, INHERITED)
         self._made = False
 
     def make(self, model: nn.Module | None = None) -> None:
@@ -45,7 +83,11 @@ class Attribute:
     def undo(self) -> None:
         self._made = False
         # Somebody may have wrapped the replacement since. Theirs stays: it was asked for later.
-        if vars(self.owner).get(self.name) is self.replacement:
+        if vars(self.owner).get(self.name) is not self.replacement:
+            return
+        if self.original is INHERITED:
+            delattr(self.owner, self.name)
+        else:
             setattr(self.owner, self.name, self.original)
 
 

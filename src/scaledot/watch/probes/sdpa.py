@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.jit import _builtins
 from torch.nn import functional as F
 
 from scaledot import functional
 from scaledot.measure import Vitals
-from scaledot.watch.probes import compiled, hub
-from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes import compiled, hub, in_graph
+from scaledot.watch.probes.patch import KnownToScript, Swap
+from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
 
 KIND = "scaled_dot_product_attention"
@@ -19,7 +19,8 @@ KIND = "scaled_dot_product_attention"
 def probes() -> tuple[Any, ...]:
     original = F.scaled_dot_product_attention
     replacement = _probe(original)
-    return Swap((original, replacement)), _KnownToScript(replacement)
+    known = KnownToScript(replacement, "aten::scaled_dot_product_attention")
+    return Swap((original, replacement)), known
 
 
 def _probe(original: Any) -> Any:
@@ -35,9 +36,20 @@ def _probe(original: Any) -> Any:
     ) -> Tensor:
         if torch.compiler.is_compiling():
             if compiled.tracing():
-                compiled.look(query, key, attn_mask, is_causal, scale, enable_gqa)
-        elif hub.replacing() and not why_not(query):
-            return _replaced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+                if hub.replacing_in_graphs and in_graph.plain(query):
+                    return functional.attention_with_vitals(
+                        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+                    )[0]  # the probe of scaledot's own functions takes the vitals
+                in_graph.look(KIND, query, key, attn_mask, is_causal, scale, enable_gqa)
+        elif hub.replacing():
+            arguments = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            out = replaced(
+                query,
+                lambda: functional.attention_with_vitals(query, key, value, *arguments),
+                KIND,
+            )
+            if out is not KEPT:
+                return out
         out = original(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -65,25 +77,3 @@ def _look(
         return functional.vitals(query, key, attn_mask, is_causal, scale, enable_gqa)
 
     hub.offer(Seen(query, measure, KIND))
-
-
-def _replaced(query: Tensor, *arguments: Any) -> Tensor:
-    with hub.quiet():
-        out, vitals = functional.attention_with_vitals(query, *arguments)
-    if hub.wants():
-        hub.offer(Seen(query, lambda: vitals, KIND))
-    return out
-
-
-class _KnownToScript:
-    """torch.jit.script knows builtins by identity: the stand-in is the same operator to it."""
-
-    def __init__(self, replacement: Any) -> None:
-        self._replacement = replacement
-
-    def make(self, model: Any = None) -> None:
-        table = _builtins._get_builtin_table()
-        table[id(self._replacement)] = "aten::scaled_dot_product_attention"
-
-    def undo(self) -> None:
-        _builtins._get_builtin_table().pop(id(self._replacement), None)

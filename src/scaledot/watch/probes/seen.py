@@ -33,4 +33,6 @@ def why_not(query: Any) -> str:
         return "its tensors are on the meta device"
     if query.is_nested:
         return "its tensors are nested"
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "it is being recorded into a CUDA graph"
     return ""

@@ -6,6 +6,9 @@
 (transformers) and `LightningCallback` carry a whole `Watch` into a training framework. The
 libraries behind them are extras of scaledot, imported when they are needed.
 
+A `Watch` closes its sinks when it is removed, unless it is made with close_sinks=False; then who
+made them closes them. The callbacks keep theirs open for the next training.
+
 A sink has `write(readings, scalars)`, `put(reading)`, `scalar(step, name, value)`, `flush()` and
 `close()`; `background` says what all of them promise.
 """

@@ -34,6 +34,7 @@ class BackgroundSink(ABC):
         self._waiting = 0  # of readings and scalars in the queue
         self._asked = self._answered = 0  # flushes
         self._ending = False
+        self._told = False  # that it is closed
         self._process = os.getpid()
         self._changed = threading.Condition()
         name = f"scaledot-{type(self).__name__}"
@@ -50,6 +51,7 @@ class BackgroundSink(ABC):
             gone = self.off is not None or self._ending
             if gone or self._waiting + number > MOST_WAITING:
                 self.dropped += number
+                self._tell_that_it_is_closed()
                 return False
             self._queue.append((tuple(readings), tuple(scalars)))
             self._waiting += number
@@ -138,6 +140,15 @@ class BackgroundSink(ABC):
             self._close()
         except Exception as error:
             self._switch_off(str(error) or type(error).__name__)
+
+    def _tell_that_it_is_closed(self) -> None:
+        if self._ending and not self._told:
+            self._told = True
+            log.warning(
+                "scaledot's sink %s is closed and takes nothing more; to use one sink for several "
+                "watches: Watch(..., close_sinks=False)",
+                type(self).__name__,
+            )
 
     def _switch_off(self, reason: str) -> None:
         """One warning, as a log record: Python's own warnings can be set to raise."""

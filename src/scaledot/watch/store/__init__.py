@@ -1,8 +1,8 @@
 """The run store: one SQLite file a run, written beside the training and read while it grows.
 
 `Store` writes, `RunReader` reads. The way of a reading: `writer.Store.write` -> `queue` ->
-the writer's thread -> `tail` (the chunks that still grow) -> `packing` -> the file (`schema`);
-and back: `looking.look` -> `tables` and `records` -> `reader.RunReader`.
+the writer's thread -> `tail` (what is not in a full chunk yet) -> `packing` -> the file (`schema`);
+and back: `looking.look` -> `tables`, `chunks` and `records` -> `reader.RunReader`.
 """
 
 from scaledot.watch.store.follower import Follower, News

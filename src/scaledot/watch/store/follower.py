@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scaledot.watch.reading import Scalar
+from scaledot.watch.store.chunks import number_of_records, read_chunks
 from scaledot.watch.store.looking import look
 from scaledot.watch.store.records import Chunk, Segment, Step, together
-from scaledot.watch.store.tables import CHUNK_COLUMNS, read_name, read_segments, read_streams
+from scaledot.watch.store.tables import read_name, read_segments, read_streams
 
 
 class News(NamedTuple):
@@ -28,8 +29,7 @@ class Follower:
     def __init__(self, path: Path, from_start: bool) -> None:
         self._path = path
         self._run: str | None = None
-        self._revision = 0
-        self._seen: dict[int, int] = {}  # records seen of each chunk: the last ones still grow
+        self._seen: dict[int, int] = {}  # records seen of each stream
         if not from_start:
             self._skip()
 
@@ -37,26 +37,21 @@ class Follower:
         """Raises StoreError where the file is gone."""
         with look(self._path) as database:
             replaced = self._recognise(read_name(database))
-            segments = list(read_segments(database).values())
-            rows = database.execute(
-                f"SELECT stream, revision, {CHUNK_COLUMNS} FROM chunk"
-                " WHERE revision > ? ORDER BY id",
-                (self._revision,),
-            ).fetchall()
-            streams = {stream.id: stream for stream in read_streams(database)} if rows else {}
-        news = []
-        for stream, revision, *columns in rows:
-            chunk = Chunk.of(columns, streams[stream])
-            news.append(chunk.since(self._seen.get(chunk.id, 0)))
-            self._seen[chunk.id] = len(chunk)
-            self._revision = max(self._revision, revision)
-        return News(_steps(news), _scalars(news), segments, replaced)
+            segments = read_segments(database)
+            news = [
+                chunk
+                for stream in read_streams(database, segments)
+                for chunk in read_chunks(database, stream, from_record=self._seen.get(stream.id, 0))
+            ]
+        for chunk in news:
+            self._seen[chunk.stream.id] = chunk.end
+        return News(_steps(news), _scalars(news), list(segments.values()), replaced)
 
     def _recognise(self, run: str) -> bool:
         """Is it another run than last time? Then all of it is new."""
         replaced = self._run not in (None, run)
         if replaced:
-            self._revision, self._seen = 0, {}
+            self._seen = {}
         self._run = run
         return replaced
 
@@ -64,11 +59,8 @@ class Follower:
         """Take all that is there as seen."""
         with look(self._path) as database:
             self._recognise(read_name(database))
-            for id_, revision, records in database.execute(
-                "SELECT id, revision, records FROM chunk"
-            ):
-                self._seen[id_] = records
-                self._revision = max(self._revision, revision)
+            for stream in read_streams(database):
+                self._seen[stream.id] = number_of_records(database, stream)
 
 
 def _steps(chunks: Iterable[Chunk]) -> list[Step]:
@@ -82,6 +74,6 @@ def _scalars(chunks: Iterable[Chunk]) -> list[Scalar]:
         Scalar(step, name, value)
         for chunk in chunks
         if chunk.stream.names
-        for step, values in zip(chunk.steps.tolist(), chunk.data.tolist(), strict=True)
-        for name, value in zip(chunk.stream.names, values, strict=True)
+        for name in chunk.stream.names
+        for step, value in zip(chunk.steps.tolist(), chunk.fields[name][:, 0].tolist(), strict=True)
     ]

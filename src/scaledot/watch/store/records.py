@@ -1,4 +1,4 @@
-"""What a reader hands out, and how a row of the table `chunk` becomes readings again."""
+"""What a reader hands out, and how a chunk's numbers become readings again."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,6 @@ import numpy as np
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Phase, Reading, RunAttributes
-from scaledot.watch.store.packing import FLOAT32, FLOAT64, unpack_floats, unpack_integers
 from scaledot.watch.store.schema import SCALARS
 
 
@@ -53,6 +52,7 @@ class Series:
     segments: np.ndarray  # int64 [n]
     steps: np.ndarray  # int64 [n]
     values: np.ndarray  # float64 [n], or [n, heads] where all heads were asked for
+    times: np.ndarray | None = None  # float64 [n], seconds since 1970; scalars have none
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -60,10 +60,20 @@ class Series:
     def newest(self) -> "Series":
         """Without the steps from which a later segment started anew."""
         keep = np.ones(len(self), bool)
-        for segment in np.unique(self.segments):
+        for segment in np.unique(self.segments)[1:]:
             first = self.steps[self.segments == segment].min()
             keep &= (self.segments >= segment) | (self.steps < first)
-        return Series(self.segments[keep], self.steps[keep], self.values[keep])
+        return self if keep.all() else self.at(keep)
+
+    def thinned(self, most: int) -> "Series":
+        """At most so many points, evenly chosen; the first and the last are among them."""
+        if len(self) <= most:
+            return self
+        return self.at(np.linspace(0, len(self) - 1, most).round().astype(np.int64))
+
+    def at(self, places: np.ndarray) -> "Series":
+        times = None if self.times is None else self.times[places]
+        return Series(self.segments[places], self.steps[places], self.values[places], times)
 
 
 @dataclass(frozen=True)
@@ -88,98 +98,87 @@ class Stream:
     def heads(self) -> int:
         return sum(heads for _, heads in self.layers)
 
+    @property
+    def floats(self) -> tuple[str, ...]:
+        """The fields of its records, counts apart; of scalars: their names."""
+        return self.names or self.segment.float_fields
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        return () if self.names else self.segment.count_fields
+
+    def columns_of(self, layer: str) -> slice | None:
+        """Where a layer's heads are in a record; None: it has no such layer."""
+        before = 0
+        for name, heads in self.layers:
+            if name == layer:
+                return slice(before, before + heads)
+            before += heads
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Consecutive records of a stream, unpacked."""
+    """Consecutive records of a stream, as far as they were asked for."""
 
-    id: int
     stream: Stream
+    first: int  # how many records of the stream came before
     steps: np.ndarray  # int64 [n]
     times: np.ndarray | None  # float64 [n]
-    counts: np.ndarray | None  # int64 [n, count fields * heads of all layers]
-    data: np.ndarray  # float32 [n, float fields * heads of all layers]; scalars: float64 [n, names]
-
-    @staticmethod
-    def of(row: Sequence, stream: Stream) -> "Chunk":
-        id_, records, steps, times, counts, data = row
-        numbers = unpack_integers(steps, records, 1)[:, 0]
-        if stream.names:
-            values = unpack_floats(data, records, len(stream.names), FLOAT64)
-            return Chunk(id_, stream, numbers, None, None, values)
-        segment, heads = stream.segment, stream.heads
-        return Chunk(
-            id_,
-            stream,
-            numbers,
-            unpack_integers(times, records, 1)[:, 0] / 1e6,
-            unpack_integers(counts, records, len(segment.count_fields) * heads),
-            unpack_floats(data, records, len(segment.float_fields) * heads, FLOAT32),
-        )
+    fields: dict[str, np.ndarray]  # [n, heads of all layers]; scalars: [n, 1]
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def since(self, start: int) -> "Chunk":
-        """Without its first records."""
-        times = None if self.times is None else self.times[start:]
-        counts = None if self.counts is None else self.counts[start:]
-        return Chunk(self.id, self.stream, self.steps[start:], times, counts, self.data[start:])
+    @property
+    def end(self) -> int:
+        return self.first + len(self)
+
+    def since(self, record: int) -> "Chunk":
+        """Without the records before that one of the stream."""
+        start = max(record - self.first, 0)
+        return self if start == 0 else self.at(slice(start, None), self.first + start)
+
+    def at(self, places: "np.ndarray | slice", first: int | None = None) -> "Chunk":
+        return Chunk(
+            self.stream,
+            self.first if first is None else first,
+            self.steps[places],
+            None if self.times is None else self.times[places],
+            {name: values[places] for name, values in self.fields.items()},
+        )
 
     def unpacked(self) -> Iterator[Step]:
-        """Of vitals: its records as steps."""
+        """Of vitals, all fields: its records as steps."""
         assert self.times is not None
         phase = cast(Phase, self.stream.kind)
-        layers = [
-            (place.layer, self._fields(place, FLOAT_FIELDS), self._fields(place, COUNT_FIELDS))
-            for place in self._places()
-        ]
+        floats = np.stack([self.field(name) for name in FLOAT_FIELDS], 1).astype(np.float32)
+        counts = np.stack([self.field(name) for name in COUNT_FIELDS], 1).astype(np.int64)
+        layers = []
+        for layer, _ in self.stream.layers:
+            place = self.stream.columns_of(layer)
+            layers.append((layer, floats[..., place], counts[..., place]))
         for position, (number, time) in enumerate(
             zip(self.steps.tolist(), self.times.tolist(), strict=True)
         ):
             readings = tuple(
-                Reading(number, phase, time, layer, floats[position], counts[position])
-                for layer, floats, counts in layers
+                Reading.trusted(number, phase, time, layer, f[position], c[position])
+                for layer, f, c in layers
             )
             yield Step(self.stream.segment.id, number, phase, time, readings)
 
-    def vital(self, layer: str, name: str) -> np.ndarray:
-        """One field of a layer's heads, float64 [n, heads]."""
-        if name == "passes":
-            rows, sum_p2 = self.vital(layer, "rows"), self.vital(layer, "sum_p2")
-            return np.where(rows > 0, 1 - sum_p2, 0.0)
-        place = next(place for place in self._places() if place.layer == layer)
-        return self._field(place, name).astype(np.float64)
-
-    def _places(self) -> Iterator["_Place"]:
-        before = 0
-        for layer, heads in self.stream.layers:
-            yield _Place(layer, heads, before)
-            before += heads
-
-    def _fields(self, place: "_Place", names: tuple[str, ...]) -> np.ndarray:
-        """[n, fields, heads]"""
-        return np.stack([self._field(place, name) for name in names], axis=1)
-
-    def _field(self, place: "_Place", name: str) -> np.ndarray:
+    def field(self, name: str) -> np.ndarray:
         """[n, heads]. A file may be older than this code: what it lacks is NaN, a count is 0."""
-        segment = self.stream.segment
-        for packed, fields in (
-            (self.data, segment.float_fields),
-            (self.counts, segment.count_fields),
-        ):
-            if name in fields:
-                assert packed is not None
-                start = place.before * len(fields) + fields.index(name) * place.heads
-                return packed[:, start : start + place.heads]
-        missing = 0 if name in COUNT_FIELDS else np.nan
-        return np.full((len(self), place.heads), missing)
+        if name in self.fields:
+            return self.fields[name]
+        if name == "passes":
+            sum_p2 = self.field("sum_p2")
+            return np.where(self.field("rows") > 0, sum_p2.dtype.type(1) - sum_p2, 0)
+        width = self.stream.heads or 1
+        return np.full((len(self), width), 0 if name in COUNT_FIELDS else np.nan, np.float32)
 
 
-class _Place(NamedTuple):
-    layer: str
-    heads: int
-    before: int  # heads of the layers before it in the record
+PASSES = ("sum_p2", "rows")  # what `passes` is made of
 
 
 def together(steps: Iterator[Step]) -> Iterator[Step]:

@@ -4,9 +4,11 @@ The comments inside the CREATE statements are kept by SQLite: `sqlite3 run.vital
 this documentation, and the table `about` says how the packed columns are read.
 
 Records of one make (the vitals of the same layers in the same phase, or scalars of the same names)
-form a *stream*. A stream is cut into *chunks* of about 64 KiB, one row each. The last chunk of a
-stream is written again, longer, with every commit until it is full. So little of SQLite's pages is
-wasted, whatever the model's size; one row a step would waste up to half of the file.
+form a *stream*. A stream is cut into *chunks*, and a chunk's numbers lie in *parts*. A commit adds
+its records as a small chunk; when enough are there, one full chunk takes the place of the small
+ones (`tail`). So little of SQLite's pages is wasted, whatever the model's size; one row a step
+would waste up to half of the file. In a full chunk of a large model each field is a part by itself:
+who looks at one vital of a long run reads a small part of the file.
 """
 
 import sqlite3
@@ -16,26 +18,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 APPLICATION_ID = int.from_bytes(b"Sdot")
-VERSION = 1  # raised when an older scaledot could no longer read the file; new vitals do not
+VERSION = 2  # raised when an older scaledot could no longer read the file; new vitals do not
+OLDEST = 2  # that is still read; format 1 was never part of a release
 
 SCALARS = "scalars"  # the kind of a stream that is not a phase
 
 # Ids are made by the writer, so that what a failed commit tried can simply be tried again:
 # id = segment * IDS_A_SEGMENT + number.
 IDS_A_SEGMENT = 1 << 32
+PARTS_A_CHUNK = 64  # id of a part = chunk * PARTS_A_CHUNK + place
 
 ABOUT = """\
 The vital signs of a training run's attention heads, written by scaledot. Open it with
 `scaledot top FILE`, or in Python with scaledot.watch.store.RunReader.
 
 To read it without scaledot: a chunk of vitals holds n = chunk.records steps of the layers listed
-in its stream. chunk.data is n records of little-endian float32; a record holds, for each
-layer in turn, an array [fields, heads] with the fields of segment.float_fields. chunk.steps,
-chunk.times (microseconds since 1970) and chunk.counts are zlib-compressed little-endian int64,
-each record as the difference to the one before it, the first to zero; a record of counts holds,
-for each layer in turn, an array [fields, heads] with the fields of segment.count_fields, and the
-records are stored as columns: all n values of the first place, then of the second. A chunk of
-scalars holds n records of little-endian float64, one for each name; no times, no counts.
+in its stream; H is the sum of their heads. Its fields are those of segment.float_fields (float32)
+followed by those of segment.count_fields (int64), all little-endian; a field is an array [n, H],
+the heads of the first layer first. Where chunk.split is 1, the field at place p is the part
+chunk.id * 64 + p. Where it is 0, part chunk.id * 64 holds all float fields, [fields, n, H], and
+part chunk.id * 64 + (number of float fields) all counts. A chunk of scalars has one part,
+chunk.id * 64: float64 [names, n]. part.packing: `raw`, the array; `same`, all n records are equal
+and one is kept; `shuffled`, zlib of the first byte of every number, then the second byte of every
+number, and so on; `deltas`, each record less the one before it, the first less zero, then shuffled.
+chunk.steps and chunk.times (microseconds since 1970; scalars have none) are int64 [n], packed as
+deltas.
 """
 
 TABLES = """
@@ -73,15 +80,20 @@ CREATE TABLE chunk (
     -- Consecutive records of a stream; the table `about` says how the blobs are packed.
     id INTEGER PRIMARY KEY,  -- segment * 2^32 + number
     stream INTEGER NOT NULL REFERENCES stream(id),
-    revision INTEGER NOT NULL,  -- number of the commit that wrote this row last
+    first INTEGER NOT NULL,  -- how many records of the stream came before
     records INTEGER NOT NULL,
+    last_step INTEGER NOT NULL,  -- the largest of its steps
+    split INTEGER NOT NULL,  -- 1: each field is a part by itself
     steps BLOB NOT NULL,
-    times BLOB,
-    counts BLOB,
+    times BLOB
+);
+CREATE INDEX chunk_stream ON chunk(stream, first);
+CREATE TABLE part (
+    -- The numbers of a chunk, or of one field of it.
+    id INTEGER PRIMARY KEY,  -- chunk * 64 + place of its first field
+    packing TEXT NOT NULL,  -- 'raw', 'same', 'shuffled' or 'deltas'
     data BLOB NOT NULL
 );
-CREATE INDEX chunk_stream ON chunk(stream);
-CREATE INDEX chunk_revision ON chunk(revision);
 """
 
 
@@ -139,6 +151,11 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         raise StoreError(
             f"{path} was written by a newer scaledot (format {version}, this one knows {VERSION}); "
             "type: pip install --upgrade scaledot"
+        )
+    if version < OLDEST:
+        raise StoreError(
+            f"{path} was written by a scaledot from before its first release (format {version}, "
+            f"this one reads {OLDEST} to {VERSION}); choose another file name and run again"
         )
 
 

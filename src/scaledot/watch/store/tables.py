@@ -5,9 +5,7 @@ import sqlite3
 from typing import Any
 
 from scaledot.watch.reading import Phase, RunAttributes
-from scaledot.watch.store.records import Chunk, Segment, Stream
-
-CHUNK_COLUMNS = "id, records, steps, times, counts, data"
+from scaledot.watch.store.records import Segment, Stream
 
 
 def read_name(database: sqlite3.Connection) -> str:
@@ -36,9 +34,11 @@ def read_segments(database: sqlite3.Connection) -> dict[int, Segment]:
     }
 
 
-def read_streams(database: sqlite3.Connection) -> list[Stream]:
+def read_streams(
+    database: sqlite3.Connection, segments: dict[int, Segment] | None = None
+) -> list[Stream]:
     """In the order in which they began."""
-    segments = read_segments(database)
+    segments = read_segments(database) if segments is None else segments
     rows = database.execute("SELECT id, segment, kind, content FROM stream ORDER BY id")
     return [Stream.of(row, segments) for row in rows]
 
@@ -50,13 +50,6 @@ def vitals_streams(database: sqlite3.Connection, phase: Phase | None) -> list[St
         for stream in read_streams(database)
         if stream.layers and phase in (None, stream.kind)
     ]
-
-
-def last_chunk(database: sqlite3.Connection, stream: Stream) -> Chunk | None:
-    row = database.execute(
-        f"SELECT {CHUNK_COLUMNS} FROM chunk WHERE stream = ? ORDER BY id DESC LIMIT 1", (stream.id,)
-    ).fetchone()
-    return None if row is None else Chunk.of(row, stream)
 
 
 def _attributes(named: dict[str, Any]) -> RunAttributes:

@@ -16,8 +16,8 @@ from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import schema
 from scaledot.watch.store.queue import Queue
-from scaledot.watch.store.schema import StoreError
-from scaledot.watch.store.tail import Tail
+from scaledot.watch.store.schema import PARTS_A_CHUNK, StoreError
+from scaledot.watch.store.tail import Rows, Tail
 
 INTERVAL = 0.5  # seconds between commits: a killed run loses less than the last second
 RETRY = 2.0  # seconds between attempts while the disk refuses
@@ -203,16 +203,7 @@ class Store:
         if not (tail or notes or ending or dropped > self._dropped_written):
             return
         with schema.transaction(database):
-            query = "SELECT coalesce(max(revision), 0) + 1 FROM chunk"
-            (revision,) = database.execute(query).fetchone()
-            database.executemany(
-                "INSERT OR REPLACE INTO stream VALUES (?, ?, ?, ?)",
-                tail.stream_rows(self.segment),
-            )
-            database.executemany(
-                "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                tail.chunk_rows(self.segment, revision),
-            )
+            _write_rows(database, tail.rows(self.segment))
             _write_notes(database, self.segment, notes)
             now = time.time()
             database.execute(
@@ -297,6 +288,19 @@ def _as_notes(attributes: RunAttributes) -> dict[str, str]:
         if field.name != "more"
     }
     return {name: json.dumps(value) for name, value in {**attributes.more, **named}.items()}
+
+
+def _write_rows(database: sqlite3.Connection, rows: Rows) -> None:
+    database.executemany("INSERT OR REPLACE INTO stream VALUES (?, ?, ?, ?)", rows.streams)
+    database.executemany("DELETE FROM chunk WHERE id = ?", [(chunk,) for chunk in rows.gone])
+    database.executemany(
+        "DELETE FROM part WHERE id >= ? AND id < ?",
+        [(chunk * PARTS_A_CHUNK, (chunk + 1) * PARTS_A_CHUNK) for chunk in rows.gone],
+    )
+    database.executemany(
+        "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows.chunks
+    )
+    database.executemany("INSERT OR REPLACE INTO part VALUES (?, ?, ?)", rows.parts)
 
 
 def _write_notes(database: sqlite3.Connection, segment: int, notes: dict[str, str]) -> None:

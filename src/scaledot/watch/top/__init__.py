@@ -84,5 +84,6 @@ def _print(frame: Frame, console: Console) -> None:
     # A file or a pipe has no height: there the frame is as long as the model is deep.
     height = console.height - 1 if console.is_terminal else None
     ascii_only = console.options.ascii_only
-    for line in picture.draw(frame, console.width, height, keys="", ascii_only=ascii_only):
+    keys = f"another: --vital {VITALS[1] if frame.vital == VITALS[0] else VITALS[0]}"
+    for line in picture.draw(frame, console.width, height, keys=keys, ascii_only=ascii_only):
         console.print(line, no_wrap=True, overflow="crop")

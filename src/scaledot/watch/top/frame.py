@@ -70,7 +70,7 @@ def frame_of(
 ) -> Frame:
     now = time.time() if now is None else now
     tracks = history.tracks[phase]
-    latest = {layer: track.readings[-1] for layer, track in tracks.items()}
+    latest = {layer: track.latest for layer, track in tracks.items()}
     rows = [Row(layer, health.values(one, vital)) for layer, one in latest.items()]
     ill, ill_heads = _ill(list(latest.values()))
     state, quiet_for = _state(history, latest, now)
@@ -156,7 +156,7 @@ def _ill(latest: list[Reading]) -> tuple[dict[str, int], int]:
 def _worst_heads(history: History, phase: Phase, vital: str, rows: list[Row]) -> list[Head]:
     places = _worst(rows, vital)
     curves = {layer: history.curve(phase, layer, vital) for layer, _ in places}
-    latest = {layer: history.tracks[phase][layer].readings[-1] for layer, _ in places}
+    latest = {layer: history.tracks[phase][layer].latest for layer, _ in places}
     return [_head(latest[layer], curves[layer], vital, head) for layer, head in places]
 
 

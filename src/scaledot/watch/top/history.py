@@ -1,4 +1,4 @@
-"""A run as far as it is known: the readings of every layer, kept up to date from the store."""
+"""A run as far as it is known: each layer's last reading, and curves of what is looked at."""
 
 import os
 from collections import deque
@@ -9,12 +9,12 @@ import numpy as np
 
 from scaledot.watch import reading
 from scaledot.watch.reading import PHASES, Phase, Reading, Scalar
-from scaledot.watch.store import RunReader, Segment, Step
+from scaledot.watch.store import RunReader, Segment, Series, Step
 from scaledot.watch.top import health
 
-POINTS = 512  # readings kept of a layer: no terminal draws a finer curve
-MEMORY = 2**26  # bytes that the readings of all layers may take
-BYTES_A_HEAD = 128  # of one reading: 13 float32, 6 int64 and what holds them
+POINTS = 512  # of a curve: no terminal draws a finer one
+MEMORY = 2**26  # bytes that the curves of one vital may take
+GAPS = 8
 SHOWN = (reading.LOSS, reading.LEARNING_RATE, reading.STEP_TIME, reading.WATCH_COST)
 
 
@@ -31,28 +31,53 @@ class Curve(NamedTuple):
 
 
 class Track:
-    """One layer's readings, oldest first; the older ones thinned out when there are many."""
+    """One layer's last reading, and how long the last ones were apart."""
 
-    def __init__(self) -> None:
-        self.readings: list[Reading] = []
-        self.gaps: deque[Gap] = deque(maxlen=8)
-        self._segment = -1
+    def __init__(self, segment: int, latest: Reading, gaps: Iterable[Gap] = ()) -> None:
+        self.segment, self.latest = segment, latest
+        self.gaps: deque[Gap] = deque(gaps, maxlen=GAPS)
 
-    def add(self, segment: int, one: Reading, most: int) -> None:
-        if segment > self._segment:  # the run was continued, perhaps from an earlier step
-            self.readings = [old for old in self.readings if old.step < one.step]
-            self._segment = segment
-        elif self.readings and one.step <= self.readings[-1].step:
+    def add(self, segment: int, one: Reading) -> None:
+        if segment == self.segment:
+            if one.step <= self.latest.step:
+                return  # known already
+            self.gaps.append(Gap(one.step - self.latest.step, one.time - self.latest.time))
+        elif segment < self.segment:
+            return
+        self.segment, self.latest = segment, one
+
+
+class Line:
+    """One vital of one layer's heads over the run; older points are thinned out when many."""
+
+    def __init__(self, segment: int, steps: np.ndarray, numbers: np.ndarray) -> None:
+        self.segment, self.steps, self.numbers = segment, steps, numbers
+
+    def add(self, segment: int, step: int, numbers: np.ndarray, most: int) -> None:
+        if len(numbers) != self.numbers.shape[1] or not len(self.steps):
+            # A layer that changed its number of heads within the run is another from there on.
+            self.steps, self.numbers = np.array([step]), numbers[None]
+            self.segment = segment
+            return
+        if segment > self.segment:  # the run was continued, perhaps from an earlier step
+            keep = self.steps < step
+            self.steps, self.numbers = self.steps[keep], self.numbers[keep]
+            self.segment = segment
+        elif step <= self.steps[-1]:
             return  # known already
-        elif self.readings:
-            last = self.readings[-1]
-            self.gaps.append(Gap(one.step - last.step, one.time - last.time))
-        self.readings.append(one)
-        if len(self.readings) > most:
-            self.readings = [*self.readings[:-1:2], self.readings[-1]]
+        self.steps = np.append(self.steps, step)
+        self.numbers = np.append(self.numbers, numbers[None], axis=0)
+        if len(self.steps) > most:
+            keep = np.append(np.arange(0, len(self.steps) - 1, 2), len(self.steps) - 1)
+            self.steps, self.numbers = self.steps[keep], self.numbers[keep]
 
 
 class History:
+    """What is drawn is read when it is looked at: of a long run that is a small part of the file.
+
+    Everything after that comes from `look`.
+    """
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises StoreError where there is no run."""
         self.reader = RunReader(path)
@@ -66,7 +91,7 @@ class History:
             self._load()
             return True
         self._take_steps(news.steps)
-        self._take_scalars(news.scalars)
+        self.scalars |= {scalar.name: scalar for scalar in news.scalars if scalar.name in SHOWN}
         ended = self.segments[-1:] != news.segments[-1:]
         self.segments = news.segments
         return bool(news) or ended
@@ -81,37 +106,87 @@ class History:
         return self.segments[-1] if self.segments else None
 
     def curve(self, phase: Phase, layer: str, vital: str) -> Curve:
-        readings = self.tracks[phase][layer].readings
-        # A layer that changed its number of heads within the run is another from there on.
-        alike = [one for one in readings if one.heads == readings[-1].heads]
-        floats = np.stack([one.floats for one in alike], axis=1)
-        numbers = health.numbers(floats, np.stack([one.counts for one in alike], axis=1), vital)
-        return Curve([one.step for one in alike], numbers)
+        if (phase, vital) not in self._lines:
+            self._lines[phase, vital] = self._read_lines(phase, vital)
+        line = self._lines[phase, vital][layer]
+        return Curve(line.steps.tolist(), line.numbers)
 
     def _load(self) -> None:
-        self.tracks: dict[Phase, dict[str, Track]] = {phase: {} for phase in PHASES}
-        self.scalars: dict[str, Scalar] = {}
-        self._heads: dict[str, int] = {}
         # The follower first: what is written in between is seen twice rather than never.
         self._follower = self.reader.follow(from_start=False)
         self.segments: list[Segment] = self.reader.segments()
-        self._take_steps(self.reader.steps())
+        self.tracks: dict[Phase, dict[str, Track]] = {p: self._read_tracks(p) for p in PHASES}
+        self.scalars: dict[str, Scalar] = {}
+        self._lines: dict[tuple[Phase, str], dict[str, Line]] = {}
         for name in SHOWN:
             series = self.reader.scalars(name).newest()
             if len(series):
                 self.scalars[name] = Scalar(int(series.steps[-1]), name, float(series.values[-1]))
 
+    def _read_tracks(self, phase: Phase) -> dict[str, Track]:
+        times = self.reader.timeline(phase)
+        latest = self.reader.latest_of_layers(phase)
+        return {
+            layer: Track(int(times[layer].segments[-1]), one, _gaps(times[layer]))
+            for layer, one in latest.items()
+            if layer in times
+        }
+
+    def _read_lines(self, phase: Phase, vital: str) -> dict[str, Line]:
+        most = self._most(phase)
+        rows = self.reader.vital("rows", phase, most=most)
+        found = rows if vital == "rows" else self.reader.vital(vital, phase, most=most)
+        return {
+            layer: _line(found[layer], rows[layer], track, vital, most)
+            for layer, track in self.tracks[phase].items()
+        }
+
     def _take_steps(self, steps: Iterable[Step]) -> None:
         for step in steps:
+            tracks = self.tracks[step.phase]
             for one in step.readings:
-                self._heads[one.layer] = one.heads
-                track = self.tracks[step.phase].setdefault(one.layer, Track())
-                track.add(step.segment, one, self._most)
+                if one.layer in tracks:
+                    tracks[one.layer].add(step.segment, one)
+                else:
+                    tracks[one.layer] = Track(step.segment, one)
+        for (phase, vital), lines in self._lines.items():
+            most = self._most(phase)
+            for step in steps:
+                for one in step.readings if step.phase == phase else ():
+                    numbers = health.values(one, vital)
+                    line = lines.setdefault(one.layer, _empty(one.heads))
+                    line.add(step.segment, one.step, numbers, most)
 
-    @property
-    def _most(self) -> int:
-        heads = sum(self._heads.values())
-        return max(64, min(POINTS, MEMORY // (heads * BYTES_A_HEAD)))
+    def _most(self, phase: Phase) -> int:
+        heads = sum(track.latest.heads for track in self.tracks[phase].values())
+        return max(64, min(POINTS, MEMORY // (8 * max(heads, 1))))
 
-    def _take_scalars(self, scalars: Iterable[Scalar]) -> None:
-        self.scalars |= {scalar.name: scalar for scalar in scalars if scalar.name in SHOWN}
+
+def _empty(heads: int) -> Line:
+    return Line(-1, np.empty(0, np.int64), np.empty((0, heads)))
+
+
+def _gaps(times: Series) -> list[Gap]:
+    """Of the newest segment: what happened between two segments is no gap."""
+    mine = np.flatnonzero(times.segments == times.segments[-1])[-GAPS - 1 :]
+    steps, seconds = np.diff(times.steps[mine]), np.diff(times.values[mine])
+    return [Gap(*gap) for gap in zip(steps.tolist(), seconds.tolist(), strict=True)]
+
+
+def _line(found: Series, rows: Series, track: Track, vital: str, most: int) -> Line:
+    heads = track.latest.heads
+    # Both were read at a moment of their own: the run may have grown in between.
+    number = min(len(found), len(rows))
+    counted = rows.values[:number].astype(np.float64)
+    numbers = found.values[:number].astype(np.float64)
+    if vital != "nonfinite":
+        numbers = np.where(counted > 0, numbers, np.nan)
+    # Where the layer had another number of heads, the reader has filled the row with NaN.
+    alike = ~np.isnan(counted[:, heads - 1])
+    if counted.shape[1] > heads:
+        alike &= np.isnan(counted[:, heads])
+    places = np.flatnonzero(alike)
+    series = Series(found.segments[places], found.steps[places], numbers[places, :heads])
+    kept = series.newest().thinned(most)
+    segment = int(kept.segments[-1]) if len(kept) else -1
+    return Line(segment, kept.steps, kept.values)

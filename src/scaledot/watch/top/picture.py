@@ -28,7 +28,7 @@ def draw(
         gap = [Text("")] if room.airy else []
         chart = heat.draw(frame.rows, frame.vital, width, room.map)
         bottom.append(Text("   ".join(filter(None, (keys, _legend(frame, chart)))), "dim"))
-        lines = [*top, *gap, _vital(frame, chart), *chart.lines, *gap]
+        lines = [*top, *gap, _vital(frame, chart, width), *chart.lines, *gap]
         lines += [*_worst(frame, width, room.worst), *gap, *bottom]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -87,14 +87,17 @@ def _verdict(frame: Frame) -> Text:
     return Text.assemble(heads, (f"{frame.ill_heads:,} outside a band", "bold red"), f": {listed}")
 
 
-def _vital(frame: Frame, chart: heat.Map) -> Text:
+def _vital(frame: Frame, chart: heat.Map, width: int) -> Text:
+    """Its name and band; what else there is to say, as far as it fits whole."""
     band = health.band_words(frame.band)
     healthy = f"healthy: {band}" if band else "no band"
     line = Text.assemble((f" {frame.vital} ", "bold reverse"), (f"  {healthy}", "bold"))
     if chart.layers_a_cell > 1 or chart.heads_a_cell > 1:
         line.append(f"   a cell: the worst of {_cell_words(chart)}")
-    line.append(f"   {frame.band.words}", "dim")
-    return line.append(f"   {chart.pattern}", "dim")
+    for words_ in (frame.band.words, chart.pattern):
+        if words_ and len(line) + 3 + len(words_) <= width:
+            line.append(f"   {words_}", "dim")
+    return line
 
 
 def _cell_words(chart: heat.Map) -> str:
@@ -116,10 +119,12 @@ def _worst(frame: Frame, width: int, number: int) -> list[Text]:
     _, names = words.short_layers([row.layer for row in frame.rows])
     short = dict(zip((row.layer for row in frame.rows), names, strict=True))
     labels = [f"{short[head.layer]} h{head.head}" for head in shown]
-    label = min(max(*map(len, labels), len("worst heads")), width // 3)
+    # Somebody is always the worst; that alone is no reason to worry.
+    called = "worst heads" if any(head.since is not None for head in shown) else "nearest edge"
+    label = min(max(*map(len, labels), len(called)), width // 3)
     bars = max(8, min(48, (width - label - 30) // 2))
     steps = f"step {shown[0].steps[0]:,} to {shown[0].steps[-1]:,}"
-    title = f"{'worst heads':<{label}}  was    now  {words.cut(steps, bars):<{bars}}"
+    title = f"{called:<{label}}  was    now  {words.cut(steps, bars):<{bars}}"
     lines = [Text(f"{title}  {'outside since':<13}  also outside", "dim")]
     for name, head in zip(labels, shown, strict=True):
         lines.append(_worst_line(frame, head, words.cut(name, label, keep_end=True), label, bars))
@@ -139,10 +144,10 @@ def _worst_line(frame: Frame, head: Head, name: str, label: int, bars: int) -> T
 
 
 def _cost(frame: Frame, width: int, most: int) -> list[Text]:
-    every = {None: "", 1: ", every step"}.get(frame.every, f", every {frame.every} steps")
+    every = {None: "", 1: ", reads every step"}.get(frame.every, f", reads 1 step in {frame.every}")
     cost = "not known yet" if frame.cost is None else f"{frame.cost:.2%} of step time"
     dropped = f"{frame.dropped:,} readings dropped" if frame.dropped else ""
-    parts = [part for part in (f"cost {cost}{every}", dropped, frame.coverage) if part]
+    parts = [part for part in (f"the watch costs {cost}{every}", dropped, frame.coverage) if part]
     wrapped = textwrap.wrap("; ".join(parts), width, max_lines=most, placeholder=" …")
     return [Text(line) for line in wrapped]
 

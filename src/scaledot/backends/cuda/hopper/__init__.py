@@ -15,9 +15,9 @@ GLUON_VERSIONS = ((3, 6),)  # Gluon is experimental: its names change with each 
 WIDTHS = range(8, 257, 8)
 MOST_TOKENS = 2**30  # positions are int32 in the kernel
 
-# Gram matrices give the logits' moments where every row sees every key. They cost d/n of the pass,
-# sums inside the pass a seventh of it (docs/kernels.md).
-GRAM_FROM_KEYS = 1024
+# Gram matrices give the logits' moments where every row sees every key. They take as long for each
+# token, however many keys it sees; sums inside the pass a tenth of its time (docs/kernels.md).
+GRAM_FROM_KEYS = 8192
 GRAM_WIDTHS = range(8, 129, 8)
 
 

@@ -13,6 +13,7 @@ from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.inputs import Inputs
+from scaledot.backends.layout import is_regular
 from scaledot.problem import Settings
 
 LOG2E = 1.4426950408889634
@@ -29,17 +30,17 @@ class Config(NamedTuple):
     turns: bool
 
 
-def config_for(width: int, keys: int, *, values: bool, statistics: bool, causal: bool) -> Config:
-    """By the widest of the tensors and the length."""
+def config_for(width: int, keys: int, *, values: bool, moments: bool, causal: bool) -> Config:
+    """By the widest of the tensors, the length, and whether the pass sums the logits' moments."""
     if not values:  # short products, long softmax: as many warps as there are registers for
         return Config(128, 2, 3, False) if width <= 128 else Config(128, 2, 2, False)
     if width <= 64:
-        # Three consumers keep the exponential units busy, but with statistics they would spill,
-        # and a tile of 192 rows meets more masked tiles of keys.
-        few = statistics or (causal and keys < 8192)
+        # Three consumers keep the exponential units busy, but with all sums they would spill, and
+        # a tile of 192 rows meets more masked tiles of keys.
+        few = moments or (causal and keys < 8192)
         return Config(128, 2, 2, True) if few else Config(128, 2, 3, False)
     if width <= 128:
-        return Config(128, 2, 2, True)
+        return Config(128, 2, 2, moments)
     return Config(64, 2, 2, False)
 
 
@@ -66,7 +67,7 @@ def forward(
         max(d, v),
         keys,
         values=out is not None,
-        statistics=statistics,
+        moments=statistics and moments,
         causal=settings.right is not None,
     )
     tile_rows = 64 * config.consumers
@@ -184,16 +185,7 @@ def _padded(width: int) -> int:
 
 def _usable(tensor: Tensor) -> Tensor:
     """As the tensor memory accelerator takes it: rows without gaps, 16-byte steps, none of 0."""
-    steps = tensor.stride()
-    regular = (
-        steps[3] == 1
-        and tensor.data_ptr() % 16 == 0
-        and all(
-            size == 1 or (step > 0 and step % 8 == 0)
-            for size, step in zip(tensor.shape[:3], steps[:3], strict=True)
-        )
-    )
-    return tensor if regular else tensor.clone(memory_format=torch.contiguous_format)
+    return tensor if is_regular(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 @functools.cache

@@ -1,0 +1,209 @@
+"""Additive attention forward: FlashAttention's walk over the keys, with the score of units.py.
+
+Everything after the score, output and statistics, is tile.py.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from scaledot.backends.cuda.additive.units import describe_score, is_far, raw_scores, tokens_of
+from scaledot.backends.cuda.arguments import (
+    NO_HEADS,
+    compute_type,
+    constants,
+    dot_precision,
+    heads_of,
+    padded,
+)
+from scaledot.backends.cuda.logits import (
+    LN2,
+    arguments_of,
+    entry,
+    keeps,
+    load_rows,
+    matrix_of,
+    row_scale,
+)
+from scaledot.backends.cuda.statistics import PLANES
+from scaledot.backends.cuda.tile import (
+    add_arguments,
+    close_sums,
+    load_sink,
+    start_sums,
+    store_output,
+    store_statistics,
+)
+from scaledot.backends.cuda.visible import Place, blocks_of, find_rows, key_tiles, visible_counts
+from scaledot.backends.inputs import Inputs
+from scaledot.problem import Settings
+
+
+class Config(NamedTuple):
+    """The cut of the work: what may be tuned, and changes no result but its rounding."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int = 2
+
+
+class Cut(NamedTuple):
+    """What is compiled into a kernel besides the call and the score."""
+
+    V: Any
+    BLOCK_V: Any
+    BLOCK_M: Any
+    BLOCK_N: Any
+    PRECISION: Any  # of matrix products
+
+
+# 128 threads, a key each, 16 rows: of a unit a thread loads its key's growth and, in four loads of
+# 16 bytes, that of all rows. More rows would leave multiprocessors idle at 8 heads of 1024.
+FLOAT32 = Config(16, 128, 4)
+FLOAT64 = Config(16, 32, 4)
+VALUE_BYTES = 64 * 2**10  # of a tile of values: two programs share a multiprocessor's memory
+
+
+def config_for(query: Tensor, value_width: int) -> Config:
+    """Fewer keys at a time where their values are wide."""
+    config = FLOAT64 if query.dtype == torch.float64 else FLOAT32
+    keys = max(VALUE_BYTES // (padded(value_width) * query.element_size()), 16)
+    return config._replace(block_n=min(config.block_n, keys))
+
+
+def forward(
+    inputs: Inputs,
+    settings: Settings,
+    out: Tensor | None,
+    wants_vitals: bool,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Fills `out` (None: scores only); returns lse [B, H, Q] and statistics [9, B, H, Q]."""
+    query, value = inputs.query, inputs.value
+    batch, heads, queries, _ = query.shape
+    dtype = compute_type(query)
+    lse = query.new_empty((batch, heads, queries), dtype=dtype)
+    shape = (PLANES, batch, heads, queries) if wants_vitals else (0,)
+    statistics = query.new_empty(shape, dtype=dtype)
+    if not lse.numel():
+        return lse, statistics
+    if out is not None and not out.numel():
+        out = None
+    value_width = 0 if out is None or value is None else value.shape[-1]
+    if config is None:
+        config = config_for(query, value_width)
+    call, score = describe_score(inputs, settings)
+    if out is None:
+        call = call._replace(value=NO_HEADS)
+    blocks = blocks_of(call, queries, config.block_m)
+    cut = Cut(
+        **constants(
+            V=value_width,
+            BLOCK_V=padded(value_width),
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            PRECISION=dot_precision(query),
+        )
+    )
+    arguments: dict[str, Any] = {
+        "call": call,
+        "score": score,
+        "out": heads_of(out),
+        "lse_ptr": lse,
+        "statistics_ptr": statistics if wants_vitals else None,
+        "blocks": blocks,
+        "cut": cut,
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+    }
+    with torch.cuda.device_of(query):
+        _forward_kernel[(batch * heads * blocks,)](**arguments)
+    return lse, statistics
+
+
+@triton.jit
+def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
+    """One program: BLOCK_M rows of a head over all the keys that they may see."""
+    FLOAT: tl.constexpr = call.FLOAT
+    SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
+    STATISTICS: tl.constexpr = tl.constexpr(statistics_ptr is not None)
+    program = tl.program_id(0)
+    head = (program // blocks).to(tl.int64)  # b * H + h
+    b = head // call.heads
+    h = head % call.heads
+    block = blocks - 1 - program % blocks  # under a causal mask the last rows have most to do
+    row, seq = find_rows(call, b, block, cut.BLOCK_M)
+    if row >= seq.row_end:
+        return
+    place = Place(b, h, seq)
+    row_end = tl.minimum(row + cut.BLOCK_M, seq.row_end)
+    rows = row + tl.arange(0, cut.BLOCK_M)
+    inside = rows < row_end
+
+    group = b * (call.heads // call.repeats) + h // call.repeats
+    queries = tokens_of(score.query, head, rows, inside, score)
+    far_rows = is_far(queries)
+    value = call.value if call.value.ptr is None else matrix_of(call.value, b, h // call.repeats)
+    sink2 = None
+    if SINK:
+        sink2 = load_sink(entry(call.sinks, b, h), FLOAT)
+    factor = row_scale(call, place, rows)
+    if call.LOG_N:
+        factor = factor[:, None]  # [M, 1]
+
+    acc = tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT)
+    sums = start_sums(sink2, cut.BLOCK_M, FLOAT)
+    first = tl.full([cut.BLOCK_M], float("-inf"), FLOAT)
+    tiles = key_tiles(row, row_end, seq, call.window, True, cut.BLOCK_N)
+    for start in range(tiles.begin, tiles.end, cut.BLOCK_N):
+        columns = start + tl.arange(0, cut.BLOCK_N)
+        keys = tokens_of(score.key, group, columns, columns < seq.key_end, score)
+        raw, _ = raw_scores(queries, keys, far_rows, call, place, score)  # [M, N]
+        x, z, read = arguments_of(raw, factor, rows, columns, call, place, True, True)
+        if STATISTICS:
+            is_first = (columns == seq.key)[None, :]
+            first = tl.maximum(first, tl.max(tl.where(is_first, x, float("-inf")), 1))
+        seen_keys = None
+        if call.mask.ptr is None:
+            seen_keys = visible_counts(rows, start, seq, call.window, cut.BLOCK_N)
+        sums, p, alpha = add_arguments(
+            sums,
+            x,
+            z if call.softcap is not None else None,
+            read,
+            STATISTICS,
+            True,
+            FLOAT,
+            seen_keys,
+            SINK,
+        )
+        if value.ptr is not None:
+            if call.dropout.rate is not None:
+                p = tl.where(keeps(call.dropout, head, rows[:, None], columns[None, :]), p, 0.0)
+            v = load_rows(value, columns, seq.key_end, cut.V, cut.BLOCK_V, True)  # [N, V]
+            acc = acc * alpha[:, None]
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=cut.PRECISION, out_dtype=FLOAT)
+
+    closed = close_sums(sums, sink2)
+    offsets = head * call.queries + rows
+    tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
+    if call.value.ptr is not None:
+        store_output(call, out, b, h, rows, inside, acc, closed, cut.V)
+    if STATISTICS:
+        store_statistics(
+            statistics_ptr,
+            tl.cast(call.batch, tl.int64) * call.heads * call.queries,
+            offsets,
+            inside,
+            sums,
+            closed,
+            first,
+            SINK,
+            call.softcap is not None,
+            True,
+            FLOAT,
+        )

@@ -1,0 +1,155 @@
+"""Gradients of a tile of pairs with additive scores, and the walks over its units and its values.
+
+With r = 1 / (1 + e^(2 (q + k))) as in units.py, tanh = 1 - 2 r and tanh' = 4 r (1 - r). dR is the
+gradient of the raw score weight . tanh(q + k):
+
+    dq_id = 4 w_d sum_j dR_ij r (1 - r)        dk_jd = 4 w_d sum_i dR_ij r (1 - r)
+    dw_d = sum_ij dR_ij (1 - 2 r)
+
+A program adds each unit's sums to its own place in memory, for the width does not fit into
+registers. dO . v and P^T dO are walked in the same way: a matrix product of the tensor cores would
+be faster by itself, but its result is laid out in a way of its own, and every unit would follow
+into that layout through shared memory.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from scaledot.backends.cuda.additive.units import (
+    far_unit,
+    is_far,
+    pair_of_units,
+    raw_scores,
+    reciprocal,
+)
+from scaledot.backends.cuda.backward.pairs import pair_gradients
+from scaledot.backends.cuda.logits import LN2
+
+
+class Turned(NamedTuple):
+    """What a backward kernel reads besides call and score; tokens lie along the memory.
+
+    As many tokens as are prepared, with 0 to spare: a tile past the last one loads like any other.
+    """
+
+    value_ptr: Any  # [B, G, V, tokens]
+    grad_out_ptr: Any  # [B, H, V, tokens]; 0 in rows that see no key
+    lse_ptr: Any  # [B, H, Q], natural
+    delta_ptr: Any  # [B, H, Q]
+
+
+class Cut(NamedTuple):
+    """What is compiled into a kernel besides the call and the score."""
+
+    V: Any
+    BLOCK_M: Any
+    BLOCK_N: Any
+
+
+class Pairs(NamedTuple):
+    """Of a tile: see pair_gradients. grad_raw is dR."""
+
+    raw: Any
+    far: Any
+    used: Any
+    grad_a: Any
+    grad_s: Any
+    grad_raw: Any
+
+
+@triton.jit
+def group_of(call, place):
+    """b * G + g of the key head."""
+    return place.b * (call.heads // call.repeats) + place.h // call.repeats
+
+
+@triton.jit
+def tile_gradients(
+    queries,
+    keys,
+    lse2,
+    delta,
+    factor,
+    call,
+    place,
+    score,
+    turned,
+    V: tl.constexpr,
+    ROWS_FIRST: tl.constexpr,
+):
+    """Tiles are [rows, keys] where ROWS_FIRST, else [keys, rows]; lse2, delta, factor: of rows."""
+    do_ptr = turned.grad_out_ptr + (place.b * call.heads + place.h) * V * queries.stride
+    v_ptr = turned.value_ptr + group_of(call, place) * V * keys.stride
+    if ROWS_FIRST:
+        raw, far = raw_scores(queries, keys, is_far(queries), call, place, score)
+        grad_p = _products(do_ptr, v_ptr, queries, keys, V, call)
+        i, j = queries.places[:, None], keys.places[None, :]
+        lse2, delta = lse2[:, None], delta[:, None]
+    else:
+        raw, far = raw_scores(keys, queries, is_far(keys), call, place, score)
+        grad_p = _products(v_ptr, do_ptr, keys, queries, V, call)
+        i, j = queries.places[None, :], keys.places[:, None]
+        lse2, delta = lse2[None, :], delta[None, :]
+    if call.LOG_N and ROWS_FIRST:
+        factor = factor[:, None]
+    elif call.LOG_N:
+        factor = factor[None, :]
+    used, grad_a, grad_s = pair_gradients(
+        raw, grad_p, factor, lse2, delta, i, j, call, place, True, True
+    )
+    return Pairs(raw, far, used, grad_a, grad_s, grad_s * (factor * LN2))
+
+
+@triton.jit
+def _products(one_ptr, two_ptr, one, two, V: tl.constexpr, call):
+    """dO . v of a tile [one, two]."""
+    acc = tl.zeros([one.places.shape[0], two.places.shape[0]], call.FLOAT)
+    for column in range(0, V):
+        a = tl.load(one_ptr + column * one.stride + one.places)
+        b = tl.load(two_ptr + column * two.stride + two.places)
+        acc += a[:, None] * b[None, :]
+    return acc
+
+
+@triton.jit
+def add_values(p, do_ptr, queries, keys, sums_ptr, tokens, V: tl.constexpr):
+    """sums[column of v, key] += sum_i p_ij dO_i; p [M, N], sums [V, tokens]."""
+    for column in range(0, V):
+        ptrs = do_ptr + column * queries.stride + queries.places
+        do = tl.load(ptrs, mask=queries.inside, other=0.0)
+        ptrs = sums_ptr + column * tl.cast(tokens, tl.int64) + keys.places
+        sums = tl.load(ptrs, mask=keys.inside, other=0.0)
+        tl.store(ptrs, sums + tl.sum(p * do[:, None], 0), mask=keys.inside)
+
+
+@triton.jit
+def add_units(grad_raw, one, two, far, sums_ptr, weight_sums_ptr, tokens, score):
+    """sums[unit, two] += sum_one dR r (1 - r) and weight_sums[unit, two] += sum_one dR (1 - 2 r).
+
+    grad_raw [one, two], sums [units, tokens]. A thread meets its own places in memory only.
+    """
+    if score.FACTORED and not far:
+        for unit in range(0, score.UNITS, 2):
+            d, d_2 = pair_of_units(one, two, unit)
+            both = reciprocal(d * d_2, score.PTX)
+            place = unit * tl.cast(tokens, tl.int64) + two.places
+            _add_unit(grad_raw, d_2 * both, sums_ptr, weight_sums_ptr, place, two.inside)
+            _add_unit(grad_raw, d * both, sums_ptr, weight_sums_ptr, place + tokens, two.inside)
+    else:
+        for unit in range(0, score.UNITS):
+            r = far_unit(one, two, unit)
+            r = tl.where(grad_raw == 0.0, 0.0, r)  # NaN of a hidden pair stays hidden
+            place = unit * tl.cast(tokens, tl.int64) + two.places
+            _add_unit(grad_raw, r, sums_ptr, weight_sums_ptr, place, two.inside)
+
+
+@triton.jit
+def _add_unit(grad_raw, r, sums_ptr, weight_sums_ptr, place, inside):
+    part = grad_raw * r
+    sums = tl.load(sums_ptr + place, mask=inside, other=0.0)
+    tl.store(sums_ptr + place, sums + tl.sum(part - part * r, 0), mask=inside)
+    if weight_sums_ptr is not None:
+        sums = tl.load(weight_sums_ptr + place, mask=inside, other=0.0)
+        tl.store(weight_sums_ptr + place, sums + tl.sum(grad_raw - 2.0 * part, 0), mask=inside)

@@ -1,0 +1,135 @@
+"""dQ = scale dS K: a program owns a block of rows. Its tiles are [rows, keys]."""
+
+import triton
+import triton.language as tl
+
+from scaledot.backends.cuda.backward.pairs import (
+    Rows,
+    alive_rows,
+    load_lse2,
+    pair_gradients,
+    product,
+    store_rows,
+    wide_product,
+)
+from scaledot.backends.cuda.logits import LN2, load_rows, matrix_of, row_scale
+from scaledot.backends.cuda.visible import Place, find_rows, key_tiles, span_of
+
+
+@triton.jit
+def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
+    """BLOCK_M rows over the keys that they see.
+
+    row_scales [PARTS, B, H, Q]: q . (dS K) of each row, where the scale's gradient is wanted.
+    """
+    own_part = tl.program_id(0) % cut.PARTS  # of the columns of dQ
+    program = tl.program_id(0) // cut.PARTS
+    block = blocks - 1 - program % blocks  # the last rows see the most keys
+    h = (program // blocks % call.heads).to(tl.int64)
+    b = (program // blocks // call.heads).to(tl.int64)
+    row, seq = find_rows(call, b, block, cut.BLOCK_M)
+    if row >= seq.row_end:
+        return
+    place = Place(b, h, seq)
+    row_end = tl.minimum(row + cut.BLOCK_M, seq.row_end)
+    rows = row + tl.arange(0, cut.BLOCK_M)
+    lines = (b * call.heads + h) * call.queries
+    lse2 = load_lse2(incoming.lse_ptr + lines, rows, row_end)
+    delta = tl.load(incoming.delta_ptr + lines + rows, mask=rows < row_end, other=0.0)
+    factor = row_scale(call, place, rows)
+    if call.LOG_N:
+        factor = factor[:, None]
+
+    alive = alive_rows(rows, lse2, seq.row_end)
+    queries = Rows(matrix_of(call.query, b, h), alive, row_end)
+    grads = Rows(matrix_of(incoming, b, h), alive, row_end)
+    q = load_rows(queries.matrix, alive, row_end, cut.D, cut.BLOCK_D, True, own_part)  # [M, D]
+    do = load_rows(grads.matrix, alive, row_end, cut.V, cut.BLOCK_V, True, own_part)  # [M, V]
+    MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
+    BEFORE: tl.constexpr = tl.constexpr(call.window.left is not None)
+    tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N)
+    grad_q = tl.zeros([cut.BLOCK_M, cut.BLOCK_D], call.FLOAT)  # before the scale
+    for part in tl.static_range(3):
+        if (part == 0 and not MASKED) or part == 1 or (part == 2 and BEFORE):
+            begin, end = span_of(tiles, part)
+            grad_q = _add_key_tiles(
+                grad_q,
+                begin,
+                end,
+                q,
+                do,
+                queries,
+                grads,
+                own_part,
+                lse2[:, None],
+                delta[:, None],
+                factor,
+                rows,
+                call,
+                place,
+                part != 0,
+                cut,
+            )
+    grad_q = tl.where((lse2 == float("inf"))[:, None], 0.0, grad_q)
+    if row_scales_ptr is not None:
+        each = tl.sum(grad_q * q.to(call.FLOAT), 1)
+        plane = tl.cast(call.batch, tl.int64) * call.heads * call.queries
+        tl.store(row_scales_ptr + own_part * plane + lines + rows, each, mask=rows < row_end)
+    grad_q = grad_q * (factor * LN2)
+    store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.D, cut.BLOCK_D)
+
+
+@triton.jit
+def _add_key_tiles(
+    grad_q,
+    begin,
+    end,
+    q,
+    do,
+    queries,
+    grads,
+    own_part,
+    lse2,
+    delta,
+    factor,
+    rows,
+    call,
+    place,
+    EDGE: tl.constexpr,
+    cut,
+):
+    """The keys from `begin` to `end` into dQ; EDGE: some pairs are hidden."""
+    FLOAT: tl.constexpr = call.FLOAT
+    key_end = place.seq.key_end
+    key = matrix_of(call.key, place.b, place.h // call.repeats)
+    value = matrix_of(call.value, place.b, place.h // call.repeats)
+    for start in range(begin, end, cut.BLOCK_N):
+        columns = start + tl.arange(0, cut.BLOCK_N)
+        if cut.PARTS == 1:
+            v = load_rows(value, columns, key_end, cut.V, cut.BLOCK_V, EDGE)  # [N, V]
+            grad_p = product(do, v, call, cut)  # [M, N]
+            k = load_rows(key, columns, key_end, cut.D, cut.BLOCK_D, EDGE)  # [N, D]
+            scores = product(q, k, call, cut)  # [M, N]
+        else:
+            values = Rows(value, columns, key_end)
+            grad_p = wide_product(grads, values, cut.V, cut.BLOCK_V, call, cut)
+            keys = Rows(key, columns, key_end)
+            scores = wide_product(queries, keys, cut.D, cut.BLOCK_D, call, cut)
+            k = load_rows(key, columns, key_end, cut.D, cut.BLOCK_D, True, own_part)
+        _, _, grad_s = pair_gradients(
+            scores,
+            grad_p,
+            factor,
+            lse2,
+            delta,
+            rows[:, None],
+            columns[None, :],
+            call,
+            place,
+            EDGE,
+            q.dtype == FLOAT,
+        )
+        grad_q = tl.dot(
+            grad_s.to(k.dtype), k, grad_q, input_precision=cut.PRECISION, out_dtype=FLOAT
+        )  # dS K
+    return grad_q

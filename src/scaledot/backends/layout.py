@@ -1,0 +1,27 @@
+"""How a tensor lies in memory, as the kernels of a GPU that read 16 bytes at a time ask for it."""
+
+import torch
+from torch import Tensor
+
+ALIGNED_BYTES = 16
+
+
+def is_regular(tensor: Tensor) -> bool:
+    """Rows without gaps that start at multiples of 16 bytes, no dimension that repeats."""
+    *steps, last = tensor.stride()
+    size = tensor.element_size()
+    return (
+        last == 1
+        and is_aligned(tensor)
+        and all(
+            entries == 1 or (step > 0 and step * size % ALIGNED_BYTES == 0)
+            for entries, step in zip(tensor.shape[:-1], steps, strict=True)
+        )
+    )
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """By the first entry's address; of tensors without data, its distance from the start."""
+    if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
+        return tensor.data_ptr() % ALIGNED_BYTES == 0
+    return int(tensor.storage_offset()) * tensor.element_size() % ALIGNED_BYTES == 0

@@ -1,0 +1,235 @@
+"""A run as the monitor shows it: a table of one vital, a row a step and a column a head.
+
+Read from the store when a page begins to look, in so many steps as a page can hold; after that only
+what is new. Nothing of the web here.
+"""
+
+import functools
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scaledot.watch.reading import LOSS, PHASES, WATCH_COST, Phase
+from scaledot.watch.store import News, RunReader, Segment, Series, Step
+from scaledot.watch.top import health
+
+FIELDS = health.VITALS
+TABLE_BYTES = 16 * 2**20  # what a page is first sent of one vital, at most
+FEWEST, MOST = 64, 1024  # steps of it, whatever the model's size
+MOST_LOSSES = 2048
+HISTORY_STEPS = 512
+TRIES = 5  # to read several vitals of the same steps while the run is written
+SILENT_AFTER = 10.0  # seconds without a commit, or five times the usual, if that is more
+
+
+class Table(NamedTuple):
+    steps: list[int]
+    numbers: np.ndarray  # float32 [steps, columns]; NaN: not measured
+
+
+class Losses(NamedTuple):
+    steps: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a look found. anew: read it all again, the rows do not continue what was shown."""
+
+    anew: bool
+    rows: Table
+    losses: Losses = field(default_factory=lambda: Losses([], []))
+
+
+class RunFeed:
+    """One phase and one vital of a run. Raises StoreError whenever there is no run to read."""
+
+    def __init__(self, path: Path, phase: Phase | None = None) -> None:
+        self._reader = RunReader(path)
+        # The follower first: what is written in between is seen twice rather than never.
+        self._follower = self._reader.follow(from_start=False)
+        self.path = self._reader.path
+        self.segments: list[Segment] = self._reader.segments()
+        self.phases = [name for name in PHASES if self._reader.layers(name)]
+        # Training, unless there are readings of evaluations alone.
+        only_eval: bool = self.phases == ["eval"]
+        self.phase: Phase = phase or ("eval" if only_eval else "train")
+        self.layers = self._reader.layers(self.phase)
+        cost = self._reader.scalars(WATCH_COST).newest()
+        self.cost = float(cost.values[-1]) if len(cost) else None
+        self._times: deque[tuple[int, float]] = deque(maxlen=9)  # the last steps and when
+        for times in self._reader.timeline(self.phase).values():
+            self._note_times(times.newest())
+        self._last = -1  # the step up to which the table has been handed out
+        self._segment = max((segment.id for segment in self.segments), default=-1)
+
+    @property
+    def columns(self) -> list[dict[str, Any]]:
+        return [
+            {"layer": layer, "head": head}
+            for layer, heads in self.layers.items()
+            for head in range(heads)
+        ]
+
+    def has(self, layer: Any, head: Any) -> bool:
+        return (
+            isinstance(layer, str) and type(head) is int and 0 <= head < self.layers.get(layer, 0)
+        )
+
+    @property
+    def most_steps(self) -> int:
+        heads = sum(self.layers.values())
+        return max(FEWEST, min(MOST, TABLE_BYTES // (4 * max(heads, 1))))
+
+    def table(self, vital: str) -> Table:
+        """The whole run, thinned out evenly where it is long."""
+        found = {
+            layer: measured[vital]
+            for layer, measured in self._read([vital], self.most_steps).items()
+        }
+        steps = sorted({step for series in found.values() for step in series.steps.tolist()})
+        place = {step: row for row, step in enumerate(steps)}
+        numbers = np.full((len(steps), sum(self.layers.values())), np.nan, np.float32)
+        start = 0
+        for layer, heads in self.layers.items():
+            if layer in found:
+                rows = [place[step] for step in found[layer].steps.tolist()]
+                numbers[rows, start : start + heads] = found[layer].values[:, :heads]
+            start += heads
+        self._last = steps[-1] if steps else self._last
+        return Table(steps, numbers)
+
+    def look(self, vital: str) -> Change:
+        """What was written since the last look."""
+        news = self._follower.look()
+        self.segments = news.segments
+        steps = [step for step in news.steps if step.phase == self.phase]
+        cost = [scalar.value for scalar in news.scalars if scalar.name == WATCH_COST]
+        self.cost = cost[-1] if cost else self.cost
+        losses = [scalar for scalar in news.scalars if scalar.name == LOSS]
+        told = Losses([one.step for one in losses], [one.value for one in losses])
+        if self._is_another(news, steps):
+            return Change(True, self._rows([], vital), told)
+        steps = [step for step in steps if step.step > self._last]
+        self._times.extend((step.step, step.time) for step in steps)
+        self._last = steps[-1].step if steps else self._last
+        return Change(False, self._rows(steps, vital), told)
+
+    def losses(self) -> Losses:
+        series = self._reader.scalars(LOSS).newest().thinned(MOST_LOSSES)
+        return Losses(series.steps.tolist(), series.values.tolist())
+
+    def history(self, layer: str, head: int) -> dict[str, Any]:
+        """Every vital of one head: `steps`, and under `fields` a list for each."""
+        found = self._read(FIELDS, HISTORY_STEPS, [layer])[layer]
+        return {
+            "layer": layer,
+            "head": head,
+            "phase": self.phase,
+            "steps": found[FIELDS[0]].steps.tolist(),
+            "fields": {vital: found[vital].values[:, head].tolist() for vital in FIELDS},
+        }
+
+    def status(self, now: float | None = None) -> dict[str, Any]:
+        """What changes while the run goes on."""
+        now = time.time() if now is None else now
+        last, newest = list(self._times)[-2:], self.segments[-1] if self.segments else None
+        coverage = "" if newest is None else newest.attributes.more.get("coverage", "")
+        return {
+            "state": self._state(newest, now),
+            "step": last[-1][0] if last else None,
+            "coverage": str(coverage),
+            "cost": self.cost,
+            "every": last[1][0] - last[0][0] if len(last) == 2 else None,
+            "dropped": sum(segment.dropped for segment in self.segments),
+            "quiet": max(0.0, now - last[-1][1]) if last else None,
+        }
+
+    def _read(
+        self, vitals: Sequence[str], most: int, layers: Sequence[str] | None = None
+    ) -> dict[str, dict[str, Series]]:
+        """By layer and vital, [n, heads] over the same steps; NaN where a head had no row."""
+        for _ in range(TRIES):
+            # Each is read at a moment of its own: the run may have grown in between.
+            every = {
+                vital: self._reader.vital(vital, self.phase, most=most)
+                for vital in dict.fromkeys(("rows", *vitals))
+            }
+            names = [
+                name for name in layers or self.layers if all(name in e for e in every.values())
+            ]
+            read = {name: {vital: every[vital][name] for vital in every} for name in names}
+            if all(_same_steps(one.values()) for one in read.values()):
+                break
+        return {name: _masked(one, most) for name, one in read.items()}
+
+    def _is_another(self, news: News, steps: list[Step]) -> bool:
+        """Another run, a continuation from an earlier step, or other layers than before."""
+        return (
+            news.replaced
+            or any(step.segment > self._segment for step in news.steps)
+            or any(
+                self.layers.get(one.layer) != one.heads for step in steps for one in step.readings
+            )
+            or any(step.phase not in self.phases for step in news.steps)
+        )
+
+    def _rows(self, steps: Iterable[Step], vital: str) -> Table:
+        starts, total = {}, 0
+        for layer, heads in self.layers.items():
+            starts[layer], total = total, total + heads
+        rows = []
+        for step in steps:
+            row = np.full(total, np.nan, np.float32)
+            for one in step.readings:
+                start = starts[one.layer]
+                row[start : start + one.heads] = health.values(one, vital)
+            rows.append(row)
+        numbers = np.stack(rows) if rows else np.empty((0, total), np.float32)
+        return Table([step.step for step in steps], numbers)
+
+    def _note_times(self, times: Series) -> None:
+        """values: seconds since 1970."""
+        for step, at in zip(times.steps[-9:].tolist(), times.values[-9:].tolist(), strict=True):
+            if not self._times or step > self._times[-1][0]:
+                self._times.append((step, at))
+
+    def _state(self, newest: Segment | None, now: float) -> str:
+        if newest is not None and newest.ended is not None:
+            return "ended"
+        if newest is None or not self._times:
+            return "waiting"
+        times = [at for _, at in self._times]
+        usual = float(np.median(np.diff(times))) if len(times) > 1 else SILENT_AFTER
+        silent = now - max(newest.seen, times[-1]) > max(SILENT_AFTER, 5 * usual)
+        return "silent" if silent else "running"
+
+
+def _same_steps(read: Iterable[Series]) -> bool:
+    first, *rest = read
+    return all(np.array_equal(first.steps, other.steps) for other in rest)
+
+
+def _masked(read: dict[str, Series], most: int) -> dict[str, Series]:
+    """Without what a continuation repeats, in the steps that all have."""
+    newest = {vital: series.newest() for vital, series in read.items()}
+    common = functools.reduce(np.intersect1d, [series.steps for series in newest.values()])
+    kept = {
+        vital: series.at(np.flatnonzero(np.isin(series.steps, common))).thinned(most)
+        for vital, series in newest.items()
+    }
+    counted = kept["rows"].values > 0
+    return {
+        vital: Series(
+            series.segments,
+            series.steps,
+            series.values if vital == "nonfinite" else np.where(counted, series.values, np.nan),
+            series.times,
+        )
+        for vital, series in kept.items()
+    }

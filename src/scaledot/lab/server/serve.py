@@ -1,0 +1,95 @@
+"""Starting the server: a port, a token, the browser."""
+
+import logging
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+
+import uvicorn
+
+from scaledot.lab.server.app import make_app
+from scaledot.lab.server.gate import Gate
+from scaledot.lab.server.messages import LARGEST
+from scaledot.lab.server.page import PageFile
+from scaledot.watch.store import RunReader, StoreError
+
+LOOPBACK = "127.0.0.1"
+CONNECTIONS = 64  # more than any person has tabs of one page open
+
+
+class CannotServe(Exception):
+    """The message says what to type next."""
+
+
+def serve(
+    page: dict[str, PageFile],
+    lang: str,
+    *,
+    port: int | None = None,
+    run: str | None = None,
+    browser: bool = True,
+) -> int:
+    """Until Ctrl-C."""
+    path = None if run is None else _run(Path(run))
+    token = secrets.token_urlsafe(24)
+    with listening(port) as listener:
+        number = listener.getsockname()[1]
+        server = uvicorn.Server(configuration(make_app(page, token, number, lang=lang, run=path)))
+        state = "" if lang == "en" else f"#v=1&lang={lang}"
+        address = f"http://{LOOPBACK}:{number}/{token}/{state}"
+        print(address)
+        print("This address is for you alone. Ctrl-C stops the lab.", flush=True)
+        if browser:  # in a thread: a browser in a terminal returns when it is closed
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        server.run(sockets=[listener])
+    return 0
+
+
+def configuration(app: Gate) -> uvicorn.Config:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="websockets-sansio",
+        ws_max_size=LARGEST,
+        ws_per_message_deflate=False,  # a loopback address is faster than zlib
+        lifespan="on",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=1,
+        server_header=False,
+        date_header=False,
+        access_log=False,  # its lines would show the token
+        log_config=None,
+        log_level="warning",
+    )
+
+
+def listening(port: int | None) -> socket.socket:
+    """Bound to the loopback address, and already queueing who comes before the server is up."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port or 0))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise CannotServe(
+            f"port {port} cannot be used ({error.strerror}); leave --port out and a free one is "
+            "chosen"
+        ) from error
+    return listener
+
+
+def _run(path: Path) -> Path:
+    """A run that does not exist yet may come; what exists must be one."""
+    path = path.absolute()
+    if not path.exists():
+        print(f"scaledot lab: no run at {path} yet; the monitor waits for it", file=sys.stderr)
+        return path
+    try:
+        return RunReader(path).path
+    except StoreError as error:
+        raise CannotServe(str(error)) from error

@@ -1,0 +1,61 @@
+"""The models of a process, where nobody hands them over."""
+
+import gc
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from scaledot.watch.coverage import attention_modules
+from scaledot.watch.names import WRAPPERS
+from scaledot.watch.reading import summary
+
+
+def trained_by(optimizer: Optimizer) -> list[nn.Module]:
+    """The outermost modules that hold a parameter of the optimizer."""
+    trained = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    return [model for model in _outermost() if trained & _identities(model.parameters())]
+
+
+def around(module: nn.Module) -> nn.Module:
+    """The outermost module that it is a part of; itself where there is none."""
+    return next((model for model in _outermost() if module in model.modules()), module)
+
+
+def in_words(models: Iterable[nn.Module]) -> str:
+    """One line: class, parameters, their types, and how many layers look like attention."""
+    parts = []
+    for model in models:
+        layers = len(attention_modules(model))
+        counted = f"{layers} attention layer{'' if layers == 1 else 's'}"
+        parts.append(f"{summary(_unwrapped(model))}, {counted}")
+    return "; ".join(parts)
+
+
+def _outermost() -> list[nn.Module]:
+    """Every module of the process that is no part of another: one pass over all objects."""
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    parts = set().union(*(_identities(_children(module)) for module in found))
+    return [module for module in found if id(module) not in parts]
+
+
+def _children(module: nn.Module) -> Iterable[nn.Module]:
+    children = vars(module).get("_modules")  # scripted modules keep theirs elsewhere
+    return (
+        [child for child in children.values() if child is not None]
+        if isinstance(children, dict)
+        else ()
+    )
+
+
+def _identities(things: Iterable[nn.Module | Tensor]) -> set[int]:
+    return {id(thing) for thing in things}
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """A compiled or a distributed model is named after what it wraps."""
+    for name in (*WRAPPERS, "module"):
+        inner = vars(model).get("_modules", {}).get(name)
+        if inner is not None and len(list(model.children())) == 1:
+            return _unwrapped(inner)
+    return model

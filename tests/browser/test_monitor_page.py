@@ -1,0 +1,122 @@
+"""The monitor follows a run that is being written, and leads to the lessons."""
+
+import numpy as np
+import pytest
+from lab_page import DESKTOP, PHONE, opened
+from playwright.sync_api import expect
+from served_lab import reading
+from test_axe import violations
+
+from scaledot.measure import FLOAT_FIELDS
+from scaledot.watch.reading import RunAttributes, Scalar
+from scaledot.watch.store import Store
+
+LAYERS = {"blocks.0.attn": 3, "blocks.1.attn": 5}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.vitals"
+
+
+def write(store: Store, *steps: int, layers=LAYERS) -> None:
+    """field f of head h at a step: step + f + h / 100, in every layer."""
+    for step in steps:
+        readings = [reading(step, layer, heads, step) for layer, heads in layers.items()]
+        store.write(readings, [Scalar(step, "loss", 10 / (step + 1))])
+    assert store.flush()
+
+
+def value(step: int, field: str, head: int) -> float:
+    return float(np.float32(step + FLOAT_FIELDS.index(field) + head / 100))
+
+
+def written(number: float) -> str:
+    """As JavaScript writes it."""
+    return repr(number).removesuffix(".0")
+
+
+def test_it_follows_pauses_and_leads_to_the_lesson(chromium, lab_of, path):
+    with Store(path, RunAttributes(command=("train.py",), model="Tiny")) as store:
+        write(store, 0, 1)
+        address = f"{lab_of(path)}#v=1&lesson=monitor&field=row_std"
+        with opened(chromium, address, bypass_csp=True) as page:
+            step = page.page.locator('[data-monitor="step"]')
+            cell = page.page.locator('[role="gridcell"]')
+            expect(step).to_have_text("1")
+            write(store, 2, 3)
+            expect(step).to_have_text("3")
+            expect(cell).to_have_attribute("data-value", written(value(3, "row_std", 0)))
+
+            # keys: one cell of the grid has the focus, Enter opens the head
+            cell.focus()
+            for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+                page.page.keyboard.press(key)
+            expect(cell).to_have_attribute("aria-colindex", "3")
+            expect(cell).to_have_attribute("data-value", written(value(3, "row_std", 2)))
+            page.page.keyboard.press("Enter")
+            expect(page.page.locator("#head-title")).to_have_text("Head 2 of blocks.1.attn")
+
+            # paused: news arrive, the picture stays
+            page.page.locator('[data-monitor="pause"]').click()
+            write(store, 4, 5)
+            expect(page.page.locator("#monitor-step")).to_have_attribute("max", "5")
+            expect(step).to_have_text("3")
+            page.page.locator("#monitor-step").press("ArrowLeft")
+            expect(step).to_have_text("2")
+            page.page.locator('[data-monitor="pause"]').click()
+            expect(step).to_have_text("5")
+
+            # another vital, then the lesson with this head's value, and back
+            page.page.select_option("#monitor-field", "max_logit")
+            expect(cell).to_have_attribute("data-value", written(value(5, "max_logit", 2)))
+            link = page.page.locator('[data-link="saturation"]')
+            expect(link).to_contain_text(f"{value(5, 'row_std', 2):.3g}")
+            link.click()
+            expect(page.page.locator("article")).to_have_attribute("data-lesson", "saturation")
+            scores = [float(one) for one in page.page.input_value("#saturation-scores").split(",")]
+            assert np.std(scores) == pytest.approx(value(5, "row_std", 2), abs=0.02)
+            page.page.go_back()
+            expect(page.page.locator("#head-title")).to_have_text("Head 2 of blocks.1.attn")
+            cell.focus()
+            page.page.keyboard.press("Escape")
+            expect(page.page.locator("#head-title")).to_have_count(0)
+    assert page.wrong == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("lang", ["en", "hi"])
+def test_it_violates_no_rule_of_axe(chromium, lab_of, path, theme, lang):
+    with Store(path, RunAttributes(command=("train.py",), model="Tiny")) as store:
+        write(store, 0, 1, 2)
+    state = f"#v=1&lesson=monitor&lang={lang}&theme={theme}&layer=blocks.0.attn&head=1"
+    with opened(chromium, lab_of(path) + state, bypass_csp=True) as page:
+        page.page.wait_for_selector("#head-title")
+        for viewport in (DESKTOP, PHONE):
+            page.page.set_viewport_size(viewport)
+            assert violations(page.page) == []
+            assert page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_a_large_model_is_drawn_thirty_times_a_second(chromium, lab_of, path):
+    layers = {f"blocks.{layer}.attn": 96 for layer in range(96)}
+    with Store(path, RunAttributes(command=("train.py",), model="Large")) as store:
+        write(store, *range(12), layers=layers)
+    with opened(chromium, f"{lab_of(path)}#v=1&lesson=monitor&field=row_std") as page:
+        expect(page.page.locator('[data-monitor="step"]')).to_have_text("11")
+        frames = page.page.evaluate(
+            """async () => {
+                const slider = document.getElementById("monitor-step");
+                const canvas = document.querySelector("canvas");
+                const before = Number(canvas.dataset.frames);
+                const began = performance.now();
+                for (let moved = 0; performance.now() - began < 1500; moved++) {
+                    slider.value = String(moved % 11);
+                    slider.dispatchEvent(new Event("input", { bubbles: true }));
+                    await new Promise(requestAnimationFrame);
+                }
+                const seconds = (performance.now() - began) / 1000;
+                return (Number(canvas.dataset.frames) - before) / seconds;
+            }"""
+        )
+        assert frames >= 30
