@@ -35,7 +35,7 @@ class Measured(nn.Module):
         **keywords: Any,
     ) -> Tensor:
         """The output of one function or, measuring, of its twin."""
-        if torch.compiler.is_exporting():
+        if exporting():
             return attend(*tensors, **keywords)  # a program has no place to leave the vitals
         if not self.measure or torch._C._are_functorch_transforms_active():
             self.vitals = None
@@ -45,6 +45,18 @@ class Measured(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "vitals": None}
+
+
+def exporting() -> bool:
+    """Whether torch.export traces this line. Dynamo runs the function instead of reading it:
+
+    to torch 2.11's, `is_exporting` itself is true whatever it traces for.
+    """
+    return torch.compiler.is_exporting()
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler for it.
+exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

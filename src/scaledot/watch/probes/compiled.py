@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scaledot.measure import Vitals
+from scaledot.nn.measured import exporting
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen, why_not
 
@@ -38,7 +39,7 @@ def tracing() -> bool:
     Later stages run parts of torch as they are, with tensors that stand for others; no operator
     can be added there. Exported programs are left as their authors wrote them.
     """
-    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_dynamo_compiling() and not exporting()
 
 
 @torch.compiler.assume_constant_result
