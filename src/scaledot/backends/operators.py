@@ -110,16 +110,17 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         lib=library,
     )
     function = _function(forward_op, backward_op)
+    untraced = _function(run_forward, run_backward)
 
     def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
         arguments = (*inputs, *settings, wants_vitals, per_row)
+        run = forward_op
         if _is_plain(inputs):
-            out, _, *measured = run_forward(*arguments)
-            return Result(out, *measured)
-        if inputs.value is None:  # vitals carry no graph
+            run = untraced.apply if _needs_gradients(inputs) else run_forward
+        elif inputs.value is None:  # vitals carry no graph
             arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
-        transformed = torch._C._are_functorch_transforms_active()
-        run = function.apply if transformed else forward_op
+        if torch._C._are_functorch_transforms_active():
+            run = function.apply
         out, _, *measured = run(*arguments)
         return Result(out, *measured)
 
@@ -127,18 +128,26 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
 
 
 def _is_plain(inputs: Inputs) -> bool:
-    """Nobody traces, transforms or differentiates: the operator would only cost time."""
-    tensors = [tensor for tensor in inputs if tensor is not None]
+    """Nobody traces or transforms: an operator would only cost time, most of it to fill in defaults
+    that no call of ours leaves out.
+    """
     return (
         not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
-        and all(type(tensor) in PLAIN_TENSORS and not tensor.is_meta for tensor in tensors)
-        and (
-            inputs.value is None
-            or not torch.is_grad_enabled()
-            or not any(tensor.requires_grad for tensor in tensors)
+        and all(
+            type(tensor) in PLAIN_TENSORS and not tensor.is_meta
+            for tensor in inputs
+            if tensor is not None
         )
+    )
+
+
+def _needs_gradients(inputs: Inputs) -> bool:
+    return (
+        inputs.value is not None
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in inputs if tensor is not None)
     )
 
 
@@ -239,15 +248,15 @@ def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
     pass
 
 
-def _function(forward_op: Any, backward_op: Any) -> Any:
-    """The operators for torch.func, whose transforms need functions with a rule for vmap."""
+def _function(run_forward: Any, run_backward: Any) -> Any:
+    """A pair as a function of autograd: torch.func's transforms need one with a rule for vmap."""
 
     class Attend(torch.autograd.Function):
         setup_context = staticmethod(_setup_context)
 
         @staticmethod
         def forward(*arguments: Any) -> tuple[Tensor, ...]:
-            return forward_op(*arguments)
+            return run_forward(*arguments)
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
@@ -267,7 +276,7 @@ def _function(forward_op: Any, backward_op: Any) -> Any:
 
         @staticmethod
         def forward(*arguments: Any) -> tuple[Tensor, ...]:
-            return backward_op(*arguments)
+            return run_backward(*arguments)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
