@@ -21,6 +21,7 @@ demo: $(INSTALLED)
 # The GPU kernels have a process of their own: Triton decides at import whether it interprets. So has
 # the browser, which needs the other core for itself: some of its tests measure time.
 test: check page browser
+	$(BIN)/python build_page.py --test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/cuda --ignore=tests/browser
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest -n 2 tests/cuda
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/browser
@@ -31,9 +32,10 @@ check: $(INSTALLED)
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 
-# Nothing happens where the page is as new as its sources.
+# Nothing happens where the page is as new as its sources. Where it cannot be built (no registry of
+# node's packages within reach), all but the page's own tests go on.
 page: $(INSTALLED)
-	$(BIN)/python build_page.py
+	$(BIN)/python build_page.py || echo "THE LAB'S PAGE WAS NOT BUILT: ITS TESTS WILL NOT RUN"
 
 # Never fails: without a Chromium the tests of the page are skipped, and say so.
 browser:

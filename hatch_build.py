@@ -5,7 +5,8 @@ package is installed without it and stays complete: the tiled torch operators se
 SCALEDOT_NATIVE=0 skips the compiler, SCALEDOT_NATIVE=1 insists.
 
 The page needs node (build_page.py says which), unless a source distribution brought it along. A
-wheel without the page is only built where SCALEDOT_SKIP_PAGE=1 asks for it.
+wheel without the page is only built where SCALEDOT_SKIP_PAGE=1 asks for it; an editable install,
+whose page `make page` can add, goes on without.
 """
 
 import os
@@ -44,10 +45,18 @@ class CustomBuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not _skips_page():
-            build_page.build(pathlib.Path(self.root))
+            self._build_page(editable=version == "editable")
             build_data["artifacts"].append(f"/{build_page.BUILT}/**")
         if self.target_name == "wheel":
             self._compile(build_data)
+
+    def _build_page(self, *, editable: bool) -> None:
+        try:
+            build_page.build(pathlib.Path(self.root))
+        except build_page.NoPage as reason:
+            if not editable:
+                raise
+            self.app.display_warning(f"scaledot goes on without the lab's page: {reason}")
 
     def _compile(self, build_data: dict[str, Any]) -> None:
         wish = os.environ.get("SCALEDOT_NATIVE", "")

@@ -26,6 +26,8 @@ def tree(tmp_path_factory) -> Path:
     """What a clone would hold: no built file, no node_modules."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone: git says what a clean tree is")
+    if not (ROOT / "src" / BUILT / "index.html").is_file():
+        pytest.skip("THE PAGE COULD NOT BE BUILT HERE (type: make page)")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
