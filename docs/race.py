@@ -69,6 +69,10 @@ def picture(rows: Sequence[RaceRow]) -> str:
         title = f"{name}, d_k = {SHOWN_WIDTH}, against the learning rate"
         body += _panel(x, TOP + HEIGHT + GAP_Y, title, rates, _by_rate(narrow), top)
     height = TOP + 2 * (HEIGHT + GAP_Y)
+    body.append(
+        f"<text x='24' y='{height - 24}' class='note'>No mark: fewer than half of the seeds got "
+        "to 90 %. Both axes are logarithmic.</text>"
+    )
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img' "
         "aria-label='Steps to 90 % accuracy for five scaling rules, against d_k at the best "

@@ -15,6 +15,7 @@ from websockets.sync.client import connect as connect_for_real
 from scaledot.lab.server.app import make_app
 from scaledot.lab.server.run_feed import FIELDS, RunFeed
 from scaledot.measure import COUNT_FIELDS
+from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import RunReader, Store
 from scaledot.watch.top import health
@@ -112,6 +113,30 @@ def test_a_run_is_followed_while_it_is_written(store, path, viewer):
     steps, numbers = stored(path, FIELDS[0])
     assert viewer.steps == steps
     np.testing.assert_array_equal(viewer.numbers, numbers)
+
+
+def test_alarms_are_in_the_header_and_follow(store, viewer):
+    def alarm(step: int, grade: str) -> Alarm:
+        heads = (0, 2)
+        return Alarm(
+            step, grade, "collapse", "blocks.0.attn", None, 0.5, 0.5, 1, 0.1, "w", "a", heads
+        )
+
+    def told() -> list[tuple[int, str]]:
+        return [
+            (one["step"], one["grade"]) for text in viewer.texts for one in text.get("alarms", ())
+        ]
+
+    store.write_alarms([alarm(3, "warn")])
+    write(store, 0, 1)
+    viewer.until(lambda: len(viewer.steps) == 2)
+    viewer.until(lambda: told()[-1:] == [(3, "warn")])
+    store.write_alarms([alarm(9, "act")])
+    write(store, 2)
+    viewer.until(lambda: told()[-1:] == [(9, "act")])
+    assert told().count((9, "act")) == 1
+    last = viewer.last("alarms")["alarms"][-1]
+    assert (last["layer"], last["head"], last["threshold"]) == ("blocks.0.attn", None, 0.5)
 
 
 def test_losses_follow(store, viewer):

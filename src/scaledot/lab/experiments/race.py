@@ -5,14 +5,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from scaledot.lab.experiments import recall
+from scaledot.lab.experiments import recall, studied
 from scaledot.lab.experiments.lesson import Claim, Control, Lesson, claim, seed_control
 from scaledot.lab.experiments.recall import BATCH, RULES, Run, Stack
+from scaledot.lab.experiments.studied import Study
 
 TRAILING = 20  # steps of the means that a finish is judged by: one batch is a noisy witness
 GOAL = 0.9
 EARLY = (0, 5, 10)  # steps whose losses the lines of Python print, for every rule
 ROUNDING = 1e-6  # accuracies are shares of a batch
+NEARER_ALWAYS = 0.25  # a share of pairs this near to 1 is nearer to always than to a coin's half
+MOST = 0.5  # a share this near to 1 is most
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,15 @@ class Finish:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """Placeholders: d_k, optimizer, rate, steps, batch; finishes are found by their rule.
+    """Placeholders: d_k, optimizer, rate, steps, batch; finishes are found by their rule; study is
+    what many races found, the same whatever is raced here.
 
     claims, only where the unscaled rule runs: `impossible` ("without scaling training is
     impossible": its accuracy at the end against chance, 1/32), `collapse` ("without scaling
     attention collapses": the share of its rows that are one-hot and wrong at the end, against all).
+    Claims of the study: `generalises` ("one-hot attention generalises worse": share of pairs of
+    runs in which it does), `deep` ("it harms deep models more": likewise), `few_weights` ("only a
+    few weights are updated": share of query weights with a negligible gradient, against most).
     """
 
     rules: tuple[str, ...]
@@ -64,6 +71,7 @@ class RaceResult:
     batch: int
     curves: tuple[RaceStep, ...]
     finishes: tuple[Finish, ...]
+    study: Study
     claims: tuple[Claim, ...]
 
 
@@ -97,6 +105,7 @@ def race(
     """The whole race."""
     curves = tuple(_all_steps(rules, d_k, optimizer, rate, steps, seed))
     finishes = tuple(finish(runners) for runners in zip(*(s.runners for s in curves), strict=True))
+    study = studied.study()
     return RaceResult(
         rules=named(rules),
         d_k=d_k,
@@ -107,7 +116,8 @@ def race(
         batch=BATCH,
         curves=curves,
         finishes=finishes,
-        claims=tuple(_claims(finishes)),
+        study=study,
+        claims=(*_claims(finishes), *_claims_of(study)),
     )
 
 
@@ -150,6 +160,14 @@ def _claims(finishes: Sequence[Finish]) -> Iterator[Claim]:
             chance = 1 / recall.SYMBOLS
             yield claim("impossible", folklore=chance, measured=unscaled.accuracy, tolerance=chance)
             yield claim("collapse", folklore=1.0, measured=unscaled.dead, tolerance=0.05)
+
+
+def _claims_of(study: Study) -> Iterator[Claim]:
+    worse, more = study.heldout.worse, study.depth.more
+    yield claim("generalises", folklore=1.0, measured=worse, tolerance=NEARER_ALWAYS)
+    yield claim("deep", folklore=1.0, measured=more, tolerance=NEARER_ALWAYS)
+    negligible = study.updates.weights["none"].median
+    yield claim("few_weights", folklore=1.0, measured=negligible, tolerance=MOST)
 
 
 def _code(rules: str, d_k: int, optimizer: str, rate: float, steps: int, seed: int) -> str:

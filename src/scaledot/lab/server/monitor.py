@@ -24,8 +24,9 @@ from scaledot.lab.server import messages
 from scaledot.lab.server.plain_json import dumps
 from scaledot.lab.server.run_feed import FIELDS, RunFeed, Table
 from scaledot.measure import BANDS
+from scaledot.watch.alarms import as_json
 from scaledot.watch.reading import PHASES, Phase, RunAttributes
-from scaledot.watch.store import StoreError
+from scaledot.watch.store import RunReader, StoreError
 
 INTERVAL = 0.25  # seconds between two looks at the file
 FRAME_BYTES = 2**20
@@ -60,9 +61,11 @@ class Viewer:
         self._socket = socket
         self._path = path
         self._feed: RunFeed | None = None  # None: there is nothing to read yet, or no more
+        self._reader: RunReader | None = None  # of the alarms
         self._phase: Phase | None = None  # None: whatever there is
         self._field = FIELDS[0]
         self._number = 0  # steps that the page holds
+        self._alarms = 0  # that the page holds
         self._status: dict[str, Any] = {}
         self._missing = ""
         self._asked: dict[str, Any] = {}  # the latest command of each kind
@@ -103,6 +106,7 @@ class Viewer:
             await self._begin()
             return
         await self._send_rows(change.rows)
+        await self._send_alarms()
         status = _lasting(self._feed.status())
         if status != self._status or change.losses.steps:
             self._status = status
@@ -114,6 +118,9 @@ class Viewer:
         feed = await asyncio.to_thread(RunFeed, self._path, self._phase)
         rows = await asyncio.to_thread(feed.table, self._field)
         losses = await asyncio.to_thread(feed.losses)
+        self._reader = RunReader(self._path)
+        alarms = await asyncio.to_thread(self._reader.alarms)
+        self._alarms = len(alarms)
         self._feed, self._number = feed, 0
         status = feed.status()
         self._status = _lasting(status)
@@ -137,7 +144,7 @@ class Viewer:
                 "coverage": status["coverage"],
                 "cost": status["cost"],
                 "status": status,
-                # Alarms belong here once the store keeps them.
+                "alarms": [as_json(alarm) for alarm in alarms],
             }
         )
         await self._send_rows(rows)
@@ -150,6 +157,15 @@ class Viewer:
             steps, numbers = rows.steps[at : at + most], rows.numbers[at : at + most]
             await self._send(frame(field, self._number, steps, numbers))
             self._number += len(steps)
+
+    async def _send_alarms(self) -> None:
+        """Those that came since the last look."""
+        assert self._reader is not None
+        alarms = await asyncio.to_thread(self._reader.alarms)
+        news = alarms[self._alarms :]
+        self._alarms = len(alarms)
+        if news:
+            await self._send({"alarms": [as_json(alarm) for alarm in news]})
 
     async def _obey(self, feed: RunFeed) -> None:
         asked, self._asked = self._asked, {}

@@ -9,5 +9,7 @@ writes, next to race.csv:
     race_depth.csv      "it harms deep models more": 1 to 12 layers
     race_updates.csv    "only a few weights are updated": shares of negligible gradients
 
+docs/race.md tells what came out; `findings` makes findings.json of it, which the lesson reads.
+
 Runs of one width are trained as one stack (experiments.recall), which is what the live race is.
 """
