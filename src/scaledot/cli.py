@@ -20,6 +20,7 @@ VERBS = {
     "explain": ("scaledot.lab.explain", "one question of attention at a time, in the terminal"),
     "lab": ("scaledot.lab.server", "the lab in a browser, computed on this machine alone"),
     "run": ("scaledot.watch.run", "a training script under the watch, without editing it"),
+    "report": ("scaledot.watch.report", "what happened in a run: verdict, story, remedy"),
     "top": ("scaledot.watch.top", "a run's heads in the terminal, live or after it has ended"),
     "check": ("scaledot.watch.check", "how healthy each head of a saved model is"),
     "bench": ("scaledot.bench", "time and memory against torch, after a correctness gate"),

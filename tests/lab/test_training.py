@@ -137,7 +137,7 @@ def test_top_opens_the_file(small, file, capsys):
     top.add_arguments(parser)
     assert top.run(parser.parse_args([str(file), "--once"])) == 0
     shown = capsys.readouterr().out
-    assert "2 of 2 attention layers watched" in shown
+    assert "2 of 2 attention layers watched" in " ".join(shown.split())
     assert "loss" in shown
 
 

@@ -37,7 +37,6 @@ export interface Claim {
 }
 
 // Results are looked at by path; a panel names the fields it draws.
-// eslint-disable-next-line @typescript-eslint/no-explicit-any
 export type Result = Record<string, any> & { claims?: Claim[] };
 
 export interface Answer {

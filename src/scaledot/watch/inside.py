@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scaledot.watch.alarms import Alarm, overridden
+from scaledot.watch.alarms.telling import Telling
 from scaledot.watch.coverage import Coverage
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import Store, StoreError
@@ -30,12 +32,29 @@ class Session:
         self._process = os.getpid()
         main = options["main"] == self._process
         self.store = LateStore(Path(options["store"]), claim=options["claim"], main=main)
-        self.watch = Watch(every=options["every"], store=self.store, replace=options["replace"])
+        rules = overridden(options.get("alarm") or ())
+        self.watch = Watch(
+            every=options["every"],
+            store=self.store,
+            replace=options["replace"],
+            alarms={name: rule.threshold for name, rule in rules.items()},
+        )
         self.store.watch = self.watch
+        self.store.telling = Telling(
+            self.store.say, _file_of_alarms(options, main), options.get("fail_on")
+        )
+        self.watch.guard.install()
+        if options.get("remedy"):
+            from scaledot.watch import remedies
+
+            remedy = remedies.parse(options["remedy"])
+            remedies.install(self.watch, remedy, options.get("dry_run", False), self.store.say)
 
     def end(self) -> None:
         if os.getpid() != self._process:
             return  # the copy in a forked process: the watch belongs to the parent
+        if self.store.telling is not None:
+            self.store.telling.over = True
         self.watch.remove()
         self.store.close()
         if self.store.refused:
@@ -55,6 +74,7 @@ class Session:
             f"{_count(store.readings, 'reading')} in {_count(store.steps, 'step')}",
             f"own cost {cost}",
             *store.losses(),
+            *([summary] if store.telling and (summary := store.telling.summary()) else []),
             f"see them: scaledot top {shown(store.path)}",
         ]
         return "; ".join(parts)
@@ -68,6 +88,7 @@ class LateStore:
         self.wish = wish
         self.path: Path | None = None
         self.watch: Watch | None = None
+        self.telling: Telling | None = None
         self.coverage: Coverage | None = None
         self.readings = 0
         self.steps = 0  # that were read
@@ -90,7 +111,23 @@ class LateStore:
         steps = {reading.step for reading in readings if reading.step > self._last_step}
         self.steps += len(steps)
         self._last_step = max(steps, default=self._last_step)
-        return self._store.write(readings, scalars)
+        taken = self._store.write(readings, scalars)
+        if self.telling is not None:
+            self.telling.check()
+        return taken
+
+    def write_alarms(self, alarms: Sequence[Alarm]) -> None:
+        if self._store is not None:
+            self._store.write_alarms(alarms)
+        if self.telling is not None:
+            self.telling.tell(alarms)
+
+    def say(self, line: str) -> None:
+        if self.speaks:
+            say(line)
+
+    def flush(self) -> bool:
+        return self._store is not None and self._store.flush()
 
     def note(self, name: str, value: Any) -> None:
         if name == "coverage":
@@ -136,6 +173,12 @@ class LateStore:
         self._layers |= layers or set()
         self.coverage = self.watch.coverage()
         self._store.note("coverage", str(self.coverage))
+
+
+def _file_of_alarms(options: Mapping[str, Any], main: bool) -> Path | None:
+    """Ranks write into files of their own, as their readings do."""
+    wish = options.get("alarms")
+    return file_of(Path(wish), _rank(), main) if wish else None
 
 
 def file_of(wish: Path, rank: int | None, main: bool) -> Path:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from scaledot.watch.alarms import GRADES, overridden
 from scaledot.watch.store import RunReader, StoreError
 
 OPTIONS = "SCALEDOT_RUN"  # the environment variable that carries the options to every process
@@ -32,7 +33,9 @@ class Launch(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "scaledot run [--every N] [--store FILE] [--replace] SCRIPT [arguments...]\n"
+        "scaledot run [--every N] [--store FILE] [--replace] [--fail-on GRADE] [--alarms FILE]\n"
+        "                    [--alarm NAME=NUMBER] [--remedy SPEC [--dry-run]] "
+        "SCRIPT [arguments...]\n"
         "       scaledot run [...] -m MODULE [arguments...]\n"
         "       scaledot run [...] torchrun --nproc-per-node 2 SCRIPT [arguments...]"
     )
@@ -53,6 +56,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace",
         action="store_true",
         help="compute the model's attention with scaledot's, vitals from the same pass",
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=GRADES,
+        metavar="GRADE",
+        help=f"end the run with exit code 3 at an alarm of this grade: {', '.join(GRADES)}",
+    )
+    parser.add_argument(
+        "--alarms", type=Path, metavar="FILE", help="append every alarm to FILE, as JSON lines"
+    )
+    parser.add_argument(
+        "--alarm",
+        action="append",
+        metavar="NAME=NUMBER",
+        help="another threshold for an alarm (growth=200), or none of that kind (growth=off)",
+    )
+    parser.add_argument(
+        "--remedy", metavar="SPEC", help="apply a remedy after each step, such as qk-clip:100"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="with --remedy: only say what it would change"
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="run a module, as python -m does"
@@ -88,11 +112,18 @@ def launch_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Launc
         raise ValueError("Python was started with -I, -E or -S; start it without these")
     store = args.store or Path(_default_name(command[0]))
     _refuse_foreign(store)
+    overridden(args.alarm or ())
+    _check_remedy(args.remedy, args.dry_run)
     options = {
         "store": str(store.absolute()),
         "claim": args.store is None,
         "every": args.every,
         "replace": args.replace,
+        "alarm": args.alarm or [],
+        "alarms": None if args.alarms is None else str(args.alarms.absolute()),
+        "fail_on": args.fail_on,
+        "remedy": args.remedy,
+        "dry_run": args.dry_run,
         "main": os.getpid(),
         "started": time.time(),
     }
@@ -129,6 +160,15 @@ def _python() -> list[str]:
 def _default_name(script: str) -> str:
     stem = Path(script).stem if script != "-" else "stdin"
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}{SUFFIX}"
+
+
+def _check_remedy(spec: str | None, dry_run: bool) -> None:
+    if spec is not None:
+        from scaledot.watch import remedies
+
+        remedies.parse(spec)
+    elif dry_run:
+        raise ValueError("--dry-run of what? type: scaledot run --remedy qk-clip:100 --dry-run ...")
 
 
 def _refuse_foreign(store: Path) -> None:

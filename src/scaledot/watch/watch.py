@@ -1,7 +1,8 @@
 """`Watch`: the handle. It listens to the probes, closes steps, and hands readings on."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace as replaced
 from typing import Any
@@ -12,8 +13,9 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scaledot.measure import Vitals
-from scaledot.watch import models, reading
+from scaledot.watch import crash, models, reading
 from scaledot.watch.account import Account, within
+from scaledot.watch.alarms import Alarm, Judge, overridden
 from scaledot.watch.cadence import Cadence, Evaluations
 from scaledot.watch.coverage import Coverage
 from scaledot.watch.gather import Gathering, Key, Waiting
@@ -50,6 +52,10 @@ class Watch:
     otherwise, and the numbers agree within rounding, no longer to the bit. Where scaledot cannot
     compute the same, the model's own attention stays, and `coverage` says where and why. A
     compiled graph is replaced as a whole, in every step.
+    alarms: tell what is wrong, by the rules of `scaledot.watch.alarms`: kept in the store and in
+    `watch.alarms`, and given to `on_alarm` one by one. {"growth": 200} sets a threshold, a `Judge`
+    brings rules of its own, False says nothing. What `on_alarm` raises is logged, and training goes
+    on; SystemExit ends it.
     losses: keep what backward is called on as the series "loss", where that is one number.
     close_sinks: close the sinks when the watch is removed; False: they are used again.
     """
@@ -64,6 +70,8 @@ class Watch:
         replace: bool = False,
         losses: bool = True,
         close_sinks: bool = True,
+        alarms: bool | Mapping[str, float] | Judge = True,
+        on_alarm: Callable[[Alarm], Any] | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(
@@ -73,6 +81,10 @@ class Watch:
         self.model, self.replace = model, replace
         self.cadence = Cadence(1 if replace and every is None else every, budget)
         self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)
+        self.alarms: list[Alarm] = []  # all that were raised
+        self.guard = crash.Guard(self._keep_crashes, lambda: self.cadence.step)
+        self._judge = _judge_of(alarms)
+        self._on_alarm = on_alarm
         self._evaluations = Evaluations(self.cadence)
         self._names = Names(model)
         self._account = Account(self._names, replace)
@@ -88,6 +100,9 @@ class Watch:
         self._closed_at_end = sinks if close_sinks else []
         targets = [*([] if self._store is None else [self._store]), *sinks]
         self._deliveries: list[Deliver] = [delivery_to(target) for target in targets]
+        self._told = [one.write_alarms for one in targets if hasattr(one, "write_alarms")]
+        if self._judge is not None:
+            self._note("judged", True)
         self._ends = StepEnds(self._step_ended)
         self._losses = Losses() if losses else None
         self._removed = False
@@ -117,20 +132,25 @@ class Watch:
         self._removed = True
         hub.leave(self, self._account)
         self._ends.remove()
+        self.guard.remove()
         if self._losses is not None:
             self._losses.remove()
         self._steps_looked_at += bool(self._gathering)
         self._close(None)
-        self._deliver(all_of_it=True)
-        self._note_coverage()
-        if self._own_store is not None:
-            self._own_store.close()
-        close_all(self._closed_at_end)
+        try:
+            self._deliver(all_of_it=True)
+        finally:  # a callback may end the process
+            self._note_coverage()
+            if self._own_store is not None:
+                self._own_store.close()
+            close_all(self._closed_at_end)
 
     def __enter__(self) -> "Watch":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            self.guard.exception(error)
         self.remove()
 
     def __repr__(self) -> str:
@@ -256,14 +276,47 @@ class Watch:
             self.latest[Key(one.layer, one.phase)] = one
         if arrived or scalars:
             for deliver in self._deliveries:
-                self._hand(deliver, arrived, scalars)
+                self._hand("readings", deliver, arrived, scalars)
+        raised = self._judged(arrived)
         self.cadence.spend(self.cadence.clock() - began)
+        self._tell(raised)
+        for scalar in scalars:
+            if scalar.name == reading.LOSS:
+                self.guard.loss(scalar.step, scalar.value)
 
-    def _hand(self, deliver: Deliver, arrived: list[Reading], scalars: Sequence[Scalar]) -> None:
+    def _hand(self, what: str, receiver: Callable[..., Any], *things: Any) -> None:
         try:
-            deliver(arrived, scalars)
+            receiver(*things)
         except Exception:
-            log.exception("a receiver of readings failed; training and the other receivers go on")
+            log.exception("a receiver of %s failed; training and the other receivers go on", what)
+
+    def _judged(self, arrived: list[Reading]) -> list[Alarm]:
+        if self._judge is None or not arrived:
+            return []
+        try:
+            raised = self._judge.read_all(arrived)
+        except Exception:
+            log.exception("the alarms failed; the readings go on without them")
+            self._judge = None
+            return []
+        self.alarms += raised
+        return raised
+
+    def _tell(self, raised: list[Alarm]) -> None:
+        """What leaves from here may end the training: SystemExit of the user's callback."""
+        if raised:
+            for receiver in self._told:
+                self._hand("alarms", receiver, raised)
+        if self._on_alarm is not None:
+            for alarm in raised:
+                self._hand("alarms", self._on_alarm, alarm)
+
+    def _keep_crashes(self, crashes: list[crash.Crash]) -> None:
+        """Everything that is there reaches the disk; called from a thread of the guard's."""
+        self._deliver(all_of_it=True)
+        self._note(crash.NOTE, crash.as_note(crashes))
+        if callable(flush := getattr(self._store, "flush", None)):
+            flush()
 
     def _opened(self, store: Any) -> Any:
         if not is_path(store):
@@ -276,13 +329,32 @@ class Watch:
         self._own_store = Store(store, attributes)
         return self._own_store
 
+    def _note(self, name: str, value: Any) -> None:
+        if callable(note := getattr(self._store, "note", None)):
+            note(name, value)
+
     def _note_coverage(self) -> None:
-        note = getattr(self._store, "note", None)
-        if callable(note):
-            note("coverage", str(self.coverage()))
-            note("cadence", str(self.cadence))
+        if hasattr(self._store, "note"):
+            self._note("coverage", str(self.coverage()))
+            self._note("cadence", str(self.cadence))
             if self.model is None and (words := self.models()):
-                note("model", words)
+                self._note("model", words)
+
+
+def _judge_of(alarms: bool | Mapping[str, float] | Judge) -> Judge | None:
+    if isinstance(alarms, Judge):
+        return alarms
+    thresholds = {} if isinstance(alarms, bool) else alarms
+    return Judge(overridden(thresholds), _command()) if alarms is not False else None
+
+
+def _command() -> list[str]:
+    """What to type after `scaledot run`; nothing where there is no script (a notebook, a shell)."""
+    script, *arguments = sys.argv or [""]
+    if not script.endswith(".py") or script.endswith("ipykernel_launcher.py"):
+        return []
+    before = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]
+    return ["-m", before[-1], *arguments] if before[-2:-1] == ["-m"] else [script, *arguments]
 
 
 def _site(seen: Seen, where: place.Place, module: nn.Module | None) -> object:

@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Sequence
 
+from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.reading import Reading, Scalar
 
 SCALAR_BYTES = 128  # what a tuple of an int, a name and a float takes in memory, roughly
+MOST_ALARMS = 10_000  # that may wait for the disk; alarms are rare
 
 Entry = tuple[Sequence[Reading], Sequence[Scalar]]
 
@@ -19,6 +21,8 @@ class Queue:
         self._size = 0
         self._entries: list[Entry] = []
         self._notes: dict[str, str] = {}
+        self._alarms: dict[int, Alarm] = {}  # by number
+        self._numbers = 0
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -52,6 +56,21 @@ class Queue:
     def discard(self) -> None:
         for readings, scalars in self.take():
             self.drop(readings, scalars)
+
+    def put_alarms(self, alarms: Sequence[Alarm]) -> None:
+        with self._lock:
+            for alarm in alarms[: MOST_ALARMS - len(self._alarms)]:
+                self._alarms[self._numbers] = alarm
+                self._numbers += 1
+
+    def alarms(self) -> dict[int, Alarm]:
+        with self._lock:
+            return dict(self._alarms)
+
+    def alarms_written(self, alarms: dict[int, Alarm]) -> None:
+        with self._lock:
+            for number in alarms:
+                del self._alarms[number]
 
     def put_note(self, name: str, value: str) -> None:
         with self._lock:

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, RunAttributes
 from scaledot.watch.store.chunks import joined, last_record, read_chunks, read_evenly
 from scaledot.watch.store.follower import Follower
 from scaledot.watch.store.looking import look
 from scaledot.watch.store.records import Chunk, Segment, Series, Step, Stream, together
-from scaledot.watch.store.tables import read_segments, read_streams, vitals_streams
+from scaledot.watch.store.tables import read_alarms, read_segments, read_streams, vitals_streams
 
+JUDGED = "judged"  # the attribute of a segment whose readings were shown to the rules
 AT_ONCE = 2**16  # heads whose readings are unpacked at a time: some eight megabytes
 
 
@@ -36,6 +38,20 @@ class RunReader:
         """Of the newest segment."""
         segments = self.segments()
         return segments[-1].attributes if segments else RunAttributes()
+
+    def alarms(self) -> list[Alarm]:
+        """What was said while the run was trained, oldest first.
+
+        A run that was trained without alarms, or before there were any, has none here (`judged` is
+        then False): `scaledot.watch.alarms.of_run(reader)` judges it now.
+        """
+        with look(self.path) as database:
+            return list(read_alarms(database).values())
+
+    @property
+    def judged(self) -> bool:
+        """Whether the rules were asked while the run was trained."""
+        return bool(self.attributes.more.get(JUDGED, False))
 
     def layers(self, phase: Phase | None = None) -> dict[str, int]:
         """Every layer that was read and its number of heads, in the order of the model."""

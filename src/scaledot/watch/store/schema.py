@@ -95,6 +95,20 @@ CREATE TABLE part (
     data BLOB NOT NULL
 );
 """
+# Came later, within format 2: a file without it has no alarms, and gets the table when it is
+# continued. An older scaledot reads a file that has it, and does not look at it.
+ALARMS = """
+CREATE TABLE IF NOT EXISTS alarm (
+    -- What the rules of scaledot.watch.alarms said while the run was trained, in order.
+    id INTEGER PRIMARY KEY,  -- segment * 2^32 + number
+    segment INTEGER NOT NULL REFERENCES segment(id),
+    step INTEGER NOT NULL,
+    grade TEXT NOT NULL,  -- 'note', 'warn' or 'act'
+    kind TEXT NOT NULL,
+    layer TEXT NOT NULL,
+    alarm TEXT NOT NULL  -- JSON: all of it, also value, threshold, heads, words and advice
+)
+"""
 
 
 class StoreError(Exception):
@@ -127,17 +141,27 @@ def prepare(database: sqlite3.Connection, path: Path) -> None:
     """Make an empty file a store; refuse whatever is neither empty nor a store."""
     if not _is_empty(database, path):
         check(database, path)
+        if not has_alarms(database):
+            with transaction(database):
+                database.execute(ALARMS)
         return
     database.execute("PRAGMA page_size = 4096")
     with transaction(database):
         if _is_empty(database, path):  # another process may have been faster
             for statement in TABLES.split(";\n"):
                 database.execute(statement)
+            database.execute(ALARMS)
             about = [("format", ABOUT), ("run", uuid.uuid4().hex)]
             database.executemany("INSERT INTO about VALUES (?, ?)", about)
             database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             database.execute(f"PRAGMA user_version = {VERSION}")
     check(database, path)
+
+
+def has_alarms(database: sqlite3.Connection) -> bool:
+    """Whether the file has the table of alarms."""
+    found = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'alarm'").fetchone()
+    return bool(found[0])
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:

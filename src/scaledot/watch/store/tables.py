@@ -4,7 +4,9 @@ import json
 import sqlite3
 from typing import Any
 
+from scaledot.watch.alarms.alarm import Alarm, from_json
 from scaledot.watch.reading import Phase, RunAttributes
+from scaledot.watch.store import schema
 from scaledot.watch.store.records import Segment, Stream
 
 
@@ -41,6 +43,14 @@ def read_streams(
     segments = read_segments(database) if segments is None else segments
     rows = database.execute("SELECT id, segment, kind, content FROM stream ORDER BY id")
     return [Stream.of(row, segments) for row in rows]
+
+
+def read_alarms(database: sqlite3.Connection, after: int = -1) -> dict[int, Alarm]:
+    """By id, in the order in which they were raised; after: only those with a larger id."""
+    if not schema.has_alarms(database):
+        return {}
+    rows = database.execute("SELECT id, alarm FROM alarm WHERE id > ? ORDER BY id", (after,))
+    return {id_: from_json(json.loads(text)) for id_, text in rows}
 
 
 def vitals_streams(database: sqlite3.Connection, phase: Phase | None) -> list[Stream]:

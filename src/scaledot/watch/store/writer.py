@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch.alarms.alarm import Alarm, as_json
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import schema
 from scaledot.watch.store.queue import Queue
-from scaledot.watch.store.schema import PARTS_A_CHUNK, StoreError
+from scaledot.watch.store.schema import IDS_A_SEGMENT, PARTS_A_CHUNK, StoreError
 from scaledot.watch.store.tail import Rows, Tail
 
 INTERVAL = 0.5  # seconds between commits: a killed run loses less than the last second
@@ -82,6 +83,11 @@ class Store:
         if self._queue.half_full and self.broken is None:
             self._wake.set()
         return taken
+
+    def write_alarms(self, alarms: Sequence[Alarm]) -> None:
+        """Keep what the rules said."""
+        if not (self._foreign or self._ending or self._gone):
+            self._queue.put_alarms(alarms)
 
     def note(self, name: str, value: Any) -> None:
         """Keep an attribute of the run that was not known at its start; value: as for JSON."""
@@ -200,11 +206,13 @@ class Store:
                 tail.add_readings(readings)
                 tail.add_scalars(scalars)
         notes, dropped = self._queue.notes(), self._queue.dropped
-        if not (tail or notes or ending or dropped > self._dropped_written):
+        alarms = self._queue.alarms()
+        if not (tail or notes or alarms or ending or dropped > self._dropped_written):
             return
         with schema.transaction(database):
             _write_rows(database, tail.rows(self.segment))
             _write_notes(database, self.segment, notes)
+            _write_alarms(database, self.segment, alarms)
             now = time.time()
             database.execute(
                 "UPDATE segment SET seen = ?, dropped = ?, ended = ? WHERE id = ?",
@@ -213,6 +221,7 @@ class Store:
         self._dropped_written = dropped
         tail.written()
         self._queue.notes_written(notes)
+        self._queue.alarms_written(alarms)
 
     def _same_file(self) -> None:
         """Writing into a deleted file succeeds, so it must be looked for."""
@@ -301,6 +310,24 @@ def _write_rows(database: sqlite3.Connection, rows: Rows) -> None:
         "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows.chunks
     )
     database.executemany("INSERT OR REPLACE INTO part VALUES (?, ?, ?)", rows.parts)
+
+
+def _write_alarms(database: sqlite3.Connection, segment: int, alarms: dict[int, Alarm]) -> None:
+    database.executemany(
+        "INSERT OR REPLACE INTO alarm VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                segment * IDS_A_SEGMENT + number,
+                segment,
+                alarm.step,
+                alarm.grade,
+                alarm.kind,
+                alarm.layer,
+                json.dumps(as_json(alarm), allow_nan=False),
+            )
+            for number, alarm in alarms.items()
+        ],
+    )
 
 
 def _write_notes(database: sqlite3.Connection, segment: int, notes: dict[str, str]) -> None:

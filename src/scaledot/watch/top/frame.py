@@ -10,6 +10,7 @@ import numpy as np
 
 from scaledot.measure import BANDS, Band
 from scaledot.watch import reading
+from scaledot.watch.alarms import GRADES, Alarm, as_json
 from scaledot.watch.reading import Phase, Reading
 from scaledot.watch.top import health
 from scaledot.watch.top.history import Curve, History
@@ -59,6 +60,7 @@ class Frame:
     every: int | None  # steps between two readings
     dropped: int
     scalars: dict[str, float] = field(default_factory=dict)
+    alarms: list[Alarm] = field(default_factory=list)  # the gravest first, then the newest
 
     @property
     def heads(self) -> int:
@@ -95,6 +97,7 @@ def frame_of(
         every=_every(history, phase),
         dropped=sum(segment.dropped for segment in history.segments),
         scalars=scalars,
+        alarms=_alarms(history.alarms),
     )
 
 
@@ -132,8 +135,15 @@ def as_data(frame: Frame) -> dict[str, Any]:
         "watch_cost": None if frame.cost is None else _plain(frame.cost),
         "steps_between_readings": frame.every,
         "dropped": frame.dropped,
+        "alarms": [as_json(alarm) for alarm in frame.alarms],
         **{name: _plain(number) for name, number in frame.scalars.items()},
     }
+
+
+def _alarms(alarms: list[Alarm]) -> list[Alarm]:
+    """Of each kind and layer the last, which is the gravest: a grade only rises."""
+    last = {(alarm.kind, alarm.layer): alarm for alarm in alarms}
+    return sorted(last.values(), key=lambda one: (-GRADES.index(one.grade), -one.step))
 
 
 def _plain(number: float) -> float | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scaledot.watch import reading
+from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, Scalar
 from scaledot.watch.store import RunReader, Segment, Series, Step
 from scaledot.watch.top import health
@@ -91,6 +92,7 @@ class History:
             self._load()
             return True
         self._take_steps(news.steps)
+        self.alarms += news.alarms
         self.scalars |= {scalar.name: scalar for scalar in news.scalars if scalar.name in SHOWN}
         ended = self.segments[-1:] != news.segments[-1:]
         self.segments = news.segments
@@ -115,6 +117,7 @@ class History:
         # The follower first: what is written in between is seen twice rather than never.
         self._follower = self.reader.follow(from_start=False)
         self.segments: list[Segment] = self.reader.segments()
+        self.alarms: list[Alarm] = self.reader.alarms()
         self.tracks: dict[Phase, dict[str, Track]] = {p: self._read_tracks(p) for p in PHASES}
         self.scalars: dict[str, Scalar] = {}
         self._lines: dict[tuple[Phase, str], dict[str, Line]] = {}

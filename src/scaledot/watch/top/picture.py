@@ -12,6 +12,7 @@ from scaledot.watch.top.frame import Frame, Head
 LEAST_WORST = 5  # heads; more where there is more room
 MOST_WORST = 20
 ASCII = str.maketrans("▼▲·░▒▓…▁▂▃▄▅▆▇█←→", "v^.-+#~_.,-:=+#<>")
+COLOURS = {"act": "bold red", "warn": "bold yellow"}
 KEYS = "←→ vital  e eval  q quit"
 
 
@@ -19,7 +20,8 @@ def draw(
     frame: Frame, width: int, height: int | None, keys: str = KEYS, ascii_only: bool = False
 ) -> list[Text]:
     """Lines of at most `width` columns, at most `height` of them; None: as many as it takes."""
-    top = [_title(frame), _verdict(frame)]
+    # The worst heads are worth more than a third alarm where there is little room.
+    top = [_title(frame), _verdict(frame), *_alarms(frame, 1 if height and height < 30 else 3)]
     bottom = [*_cost(frame, width, 1 if height is not None and height < 30 else 3)]
     if not frame.rows:
         lines = [*top, Text(""), *_nothing(frame), Text(""), *bottom, Text(keys, "dim")]
@@ -85,6 +87,17 @@ def _verdict(frame: Frame) -> Text:
     vitals = sorted(frame.ill, key=lambda name: -frame.ill[name])
     listed = ", ".join(f"{name} {frame.ill[name]}" for name in vitals)
     return Text.assemble(heads, (f"{frame.ill_heads:,} outside a band", "bold red"), f": {listed}")
+
+
+def _alarms(frame: Frame, most: int) -> list[Text]:
+    """The gravest in words; of notes there are too many to be read here."""
+    loud = [alarm for alarm in frame.alarms if alarm.grade != "note"]
+    lines = []
+    for place, alarm in enumerate(loud[:most], 1):
+        more = f"(+{len(loud) - most}) " if place == most < len(loud) else ""
+        grade = (f"{alarm.grade:<4} ", COLOURS[alarm.grade])
+        lines.append(Text.assemble(grade, f"{more}step {alarm.step:,}: {alarm.words}"))
+    return lines
 
 
 def _vital(frame: Frame, chart: heat.Map, width: int) -> Text:

@@ -1,0 +1,272 @@
+"""Makes docs/alarms.svg and the tables of docs/alarms.md from the rows of the CSV alone.
+
+python benchmarks/alarms/page.py
+"""
+
+import html
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import rates
+from rates import GRID, Row
+
+from scaledot.watch.alarms import RULES
+
+ROOT = Path(__file__).parents[2]
+CSV = ROOT / "benchmarks" / "results" / "alarms.csv"
+PAGE, SVG = ROOT / "docs" / "alarms.md", ROOT / "docs" / "alarms.svg"
+
+
+class Series(NamedTuple):
+    name: str  # of the columns score_... and step_...
+    label: str
+    light: str
+    dark: str
+    mark: str
+    dash: str = ""
+
+
+SERIES = (
+    Series("rules", "scaledot's collapse rule", "#0969da", "#58a6ff", "disc"),
+    Series("max_logit", "max logit", "#bc4c00", "#ffa657", "triangle"),
+    Series("entropy", "entropy", "#1a7f37", "#56d364", "square"),
+    Series("gradient_norm", "gradient norm", "#8250df", "#d2a8ff", "diamond", "6 3"),
+    Series("loss", "loss spike", "#6e7781", "#9da7b3", "cross", "2 3"),
+)
+WARNERS = (  # rows of the table: column, words
+    ("step_warn", "scaledot, warn or act"),
+    ("step_act", "scaledot, act"),
+    ("step_rules", "scaledot, rule `collapse` alone"),
+    ("step_max_logit", "max logit above 100"),
+    ("step_entropy", "a layer's entropy ratio below 0.1"),
+    ("step_gradient_norm", "gradient norm 3 x its median"),
+    ("step_loss", "loss 0.5 above its lowest"),
+)
+WIDTH, HEIGHT, LEFT, TOP = 760, 560, 62, 112
+SIDE_X, SIDE_Y = 660, 380
+
+
+def main() -> int:
+    rows = rates.read(CSV)
+    SVG.write_text(picture(rows), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        text = _filled(text, name, table(rows))
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _filled(text: str, name: str, table: str) -> str:
+    """Between the marks of this name."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if start not in text or end not in text:
+        raise ValueError(f"{PAGE} lacks the marks {start} and {end}")
+    return re.sub(
+        f"{re.escape(start)}.*?{re.escape(end)}",
+        lambda _: f"{start}\n{table}\n{end}",
+        text,
+        flags=re.S,
+    )
+
+
+def runs_table(rows: list[Row]) -> str:
+    lines = [
+        "| runs | set | sick | between | healthy | learning rates |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family in dict.fromkeys(row["family"] for row in rows):
+        mine = [row for row in rows if row["family"] == family]
+        counts = [sum(row["label"] == label for row in mine) for label in LABELS]
+        each = ", ".join(f"{rate:g}" for rate in sorted({float(row["rate"]) for row in mine}))
+        cells = [family, mine[0]["set"], *map(str, counts), each]
+        lines.append(f"| {' | '.join(cells)} |")
+    totals = [str(sum(row["label"] == label for row in rows)) for label in LABELS]
+    lines.append(f"| all {len(rows)} | | {' | '.join(totals)} | |")
+    return "\n".join(lines)
+
+
+LABELS = ("sick", "between", "healthy")
+
+
+def rates_table(which: str) -> Callable[[list[Row]], str]:
+    def table(rows: list[Row]) -> str:
+        sick, healthy = rates.labelled(rows, which)
+        lines = [
+            f"| {which} runs | found, of {len(sick)} sick "
+            f"| false alarms, of {len(healthy)} healthy | median lead | least lead |",
+            "|---|---|---|---|---|",
+        ]
+        for column, words in WARNERS:
+            found, false = rates.share(sick, column), rates.share(healthy, column)
+            ahead = rates.lead(sick, column)
+            least = "" if ahead.least is None else str(ahead.least)
+            middle = "" if ahead.median is None else f"{ahead.median:g}"
+            cells = (words, _rate(found), _rate(false), middle, least)
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    return table
+
+
+def area_table(rows: list[Row]) -> str:
+    sick, healthy = rates.labelled(rows, "judged")
+    lines = ["| detector, swept over its threshold | area below the ROC (90 %) |", "|---|---|"]
+    for series in SERIES:
+        one = rates.curve(sick, healthy, series.name)
+        lines.append(
+            f"| {series.label} | {one.area:.2f} ({one.area_low:.2f} to {one.area_high:.2f}) |"
+        )
+    return "\n".join(lines)
+
+
+def time_table(rows: list[Row]) -> str:
+    trainings = sum(int(row["trainings"]) for row in rows)
+    seconds = sum(float(row["seconds"]) for row in rows)
+    return (
+        f"{len(rows)} runs and {trainings - len(rows)} twins. Their training times add up to "
+        f"{seconds / 60:.0f} minutes, at the lowest priority on two cores busy with other "
+        "work; alone on a core each takes some 6 seconds."
+    )
+
+
+def rules_table(rows: list[Row]) -> str:
+    lines = ["| name | threshold | raises | meaning | source |", "|---|---|---|---|---|"]
+    for name, rule in RULES.items():
+        cells = (f"`{name}`", f"{rule.threshold:g}", rule.grade or "", rule.meaning, rule.source)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[list[Row]], str]] = {
+    "rules": rules_table,
+    "runs": runs_table,
+    "judged": rates_table("judged"),
+    "tuned": rates_table("tuned"),
+    "areas": area_table,
+    "time": time_table,
+}
+
+
+def _rate(rate: rates.Rate) -> str:
+    if not rate.total:
+        return ""
+    return f"{rate.found} ({rate.value:.0%}; {rate.low:.0%} to {rate.high:.0%})"
+
+
+def picture(rows: list[Row]) -> str:
+    sick, healthy = rates.labelled(rows, "judged")
+    body = [*_heading(len(sick), len(healthy)), *_axes()]
+    curves = {series: rates.curve(sick, healthy, series.name) for series in SERIES}
+    body += [_band(number, curves[series]) for number, series in enumerate(SERIES)]
+    for number, series in reversed(list(enumerate(SERIES))):  # ours last: on top
+        point = [rates.share(part, f"step_{series.name}").value for part in (healthy, sick)]
+        body.append(_line(number, series, curves[series].found, point))
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' "
+        "aria-label='Share of sick runs found against share of false alarms, for scaledot, max "
+        "logit, entropy, gradient norm and loss'>\n"
+        f"<style>{_style()}</style>\n<rect class='page' width='{WIDTH}' height='{HEIGHT}'/>\n"
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def _heading(sick: int, healthy: int) -> list[str]:
+    title = "Who notices a sick run, and who cries wolf"
+    words = (
+        f"{sick} sick and {healthy} healthy runs that set no threshold; bands hold 90 % of "
+        "resamples; marks: usual settings."
+    )
+    out = [f"<text x='24' y='34' class='title'>{html.escape(title)}</text>"]
+    out.append(f"<text x='24' y='54' class='note'>{html.escape(words)}</text>")
+    x = 24.0
+    for number, series in enumerate(SERIES):
+        out.append(f"<g class='s{number}'><path d='M{x:.0f} 78h22'{_dash(series)}/>")
+        out.append(f"{_mark(series.mark, x + 11, 78)}</g>")
+        out.append(f"<text x='{x + 28:.0f}' y='82'>{html.escape(series.label)}</text>")
+        x += 28 + 7.2 * len(series.label) + 12  # a little more than letters need
+    return out
+
+
+def _axes() -> list[str]:
+    out = []
+    for tenth in range(0, 11, 2):
+        x, y = _place(tenth / 10, tenth / 10)
+        out.append(f"<path class='grid' d='M{LEFT} {y:.1f}h{SIDE_X}M{x:.1f} {TOP}v{SIDE_Y}'/>")
+        out.append(f"<text x='{LEFT - 8}' y='{y + 4:.1f}' class='note end'>{tenth * 10} %</text>")
+        below = TOP + SIDE_Y + 18
+        out.append(f"<text x='{x:.1f}' y='{below}' class='note mid'>{tenth * 10} %</text>")
+    middle = LEFT + SIDE_X / 2
+    out.append(
+        f"<text x='{middle}' y='{TOP + SIDE_Y + 42}' class='note mid'>healthy runs with an alarm"
+        "</text>"
+    )
+    out.append(f"<text x='{LEFT}' y='{TOP - 8}' class='note'>sick runs found</text>")
+    return out
+
+
+def _place(false: float, found: float) -> tuple[float, float]:
+    return LEFT + SIDE_X * false, TOP + SIDE_Y * (1 - found)
+
+
+def _path(false: np.ndarray, found: np.ndarray) -> str:
+    places = (_place(a, b) for a, b in zip(false.tolist(), found.tolist(), strict=True))
+    return "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+
+
+def _band(number: int, curve: rates.Curve) -> str:
+    there, back = _path(GRID, curve.high), _path(GRID[::-1], curve.low[::-1])
+    return f"<path class='b{number}' d='M{there}L{back}Z'/>"
+
+
+def _line(number: int, series: Series, found: np.ndarray, point: list[float]) -> str:
+    mark = _mark(series.mark, *_place(*point))
+    return f"<g class='s{number}'><path d='M{_path(GRID, found)}'{_dash(series)}/>{mark}</g>"
+
+
+def _dash(series: Series) -> str:
+    return f" stroke-dasharray='{series.dash}'" if series.dash else ""
+
+
+def _mark(kind: str, x: float, y: float) -> str:
+    """A shape for each series: colour alone does not tell lines apart for everybody."""
+    if kind == "disc":
+        return f"<circle class='disc' cx='{x:.1f}' cy='{y:.1f}' r='4.4'/>"
+    shape = {
+        "square": "m-4 -4h8v8h-8z",
+        "triangle": "m0 -5.4l5 9h-10z",
+        "diamond": "m0 -5.4l5.4 5.4l-5.4 5.4l-5.4 -5.4z",
+        "cross": "m-4 -4l8 8m0 -8l-8 8",
+    }[kind]
+    return f"<path class='{'open' if kind == 'cross' else 'disc'}' d='M{x:.1f} {y:.1f}{shape}'/>"
+
+
+def _style() -> str:
+    """Paper and ink change together, so that either reads well wherever the picture lies."""
+
+    def colours(ink: str, faint: str, grid: str, page: str, ours: tuple[str, ...]) -> str:
+        lines = "".join(
+            f".s{n}{{stroke:{c}}}.s{n} .disc{{fill:{c}}}.b{n}{{fill:{c};fill-opacity:.08}}"
+            for n, c in enumerate(ours)
+        )
+        return (
+            f".page{{fill:{page}}}text{{fill:{ink}}}.note{{fill:{faint}}}"
+            f".grid{{stroke:{grid}}}{lines}"
+        )
+
+    light = colours("#1b1f24", "#59636e", "#d8dee4", "#ffffff", tuple(s.light for s in SERIES))
+    dark = colours("#e6edf3", "#9da7b3", "#30363d", "#0d1117", tuple(s.dark for s in SERIES))
+    return (
+        "text{font-family:ui-sans-serif,system-ui,sans-serif;font-size:13px}"
+        ".title{font-size:18px;font-weight:600}.note{font-size:12px}"
+        ".end{text-anchor:end}.mid{text-anchor:middle}path{fill:none}g{stroke-width:2}"
+        f"{light}@media (prefers-color-scheme:dark){{{dark}}}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The rules: pure functions from what is known of the heads to what is wrong with a layer.
+
+Each gives at most one finding a layer. None knows what was said before: that is the judge's.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaledot.watch.alarms.heads import Heads, InLayer
+from scaledot.watch.alarms.stretch import Stretch
+
+Limits = Mapping[str, float]
+NOTE, WARN, ACT = range(3)  # places in GRADES
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: str
+    grade: int
+    where: InLayer
+    since: int
+    value: float
+    threshold: float
+
+
+def collapse(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """Scores run away while the softmax closes, in half of a layer's heads or more.
+
+    Act: three quarters of all heads of the model do so, and are closed.
+    """
+    away = heads.away.lasts & heads.counted
+    if not _several(away):
+        return []
+    closed = _share(away & (heads.passes < limit["collapse.closed"]), heads)
+    act = closed >= limit["collapse.act"]
+    return [
+        Finding(
+            "collapse",
+            ACT if act else WARN,
+            where,
+            _since(heads.away, where),
+            closed if act else where.share,
+            limit["collapse.act"] if act else limit["collapse"],
+        )
+        for where in heads.by_layer(away, heads.counted)
+        if where.share >= limit["collapse"]
+    ]
+
+
+def growth(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """The largest score of a head is high and still grows linearly or faster.
+
+    Healthy runs pass 100 as well: alone that is a note.
+    """
+    found = []
+    levels = [limit["growth"], limit["growth.warn"], limit["growth.act"]]
+    for where in heads.by_layer(heads.growing.lasts):
+        scores = heads.trend.level[where.columns][where.heads]
+        worst = int(np.argmax(scores))
+        grade = int(np.searchsorted(levels, scores[worst])) - 1
+        if grade >= NOTE:
+            one = where._replace(heads=where.heads[worst : worst + 1])
+            since = _since(heads.growing, one)
+            found.append(Finding("growth", grade, one, since, float(scores[worst]), levels[grade]))
+    return found
+
+
+def saturation(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """Nearly all heads of the model are one-hot, whether or not their scores still grow."""
+    shut = heads.shut.lasts & heads.counted
+    share = _share(shut, heads)
+    if not _several(shut) or share < limit["saturation"]:
+        return []
+    warn = share >= limit["saturation.warn"]
+    threshold = limit["saturation.warn" if warn else "saturation"]
+    return [
+        Finding("saturation", WARN if warn else NOTE, w, _since(heads.shut, w), share, threshold)
+        for w in heads.by_layer(shut)
+    ]
+
+
+def fading(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """Heads that look at everything alike, long after they should have begun to choose."""
+    age = heads.age(step)
+    flat = heads.flat.lasts & (age >= limit["fading.warm_up"])
+    if not flat.any():
+        return []
+    overall = float(flat.mean())
+    warn = overall >= limit["fading.warn"] and age.min() >= 2 * limit["fading.warm_up"]
+    return [
+        Finding(
+            "fading",
+            WARN if warn else NOTE,
+            where,
+            _since(heads.flat, where),
+            overall if warn else where.share,
+            limit["fading.warn"] if warn else limit["fading"],
+        )
+        for where in heads.by_layer(flat)
+        if where.share >= limit["fading"]
+    ]
+
+
+def broken(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """Rows that hold NaN or inf: at once, without waiting for a second reading."""
+    holds = heads.nonfinite > limit["broken"]
+    if not holds.any():
+        return []
+    return [
+        Finding(
+            "broken",
+            ACT,
+            where,
+            _since(heads.broken, where),
+            float(heads.nonfinite[where.columns].sum()),
+            limit["broken"],
+        )
+        for where in heads.by_layer(holds)
+    ]
+
+
+def sink(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """A head that rests on the first key: sharp, and no illness. It is given its name."""
+    rests = heads.sunk.lasts & (heads.passes < limit["sink.passes"])
+    if not rests.any():
+        return []
+    return [
+        Finding(
+            "sink",
+            NOTE,
+            where,
+            _since(heads.sunk, where),
+            float(heads.sink[where.columns][where.heads].max()),
+            limit["sink"],
+        )
+        for where in heads.by_layer(rests)
+    ]
+
+
+EVERY: tuple[Callable[[Heads, Limits, int], list[Finding]], ...] = (
+    broken,
+    collapse,
+    growth,
+    saturation,
+    fading,
+    sink,
+)
+
+
+def _several(holds: np.ndarray) -> bool:
+    """A single head is no illness: heads that look one token back are one-hot by right."""
+    return int(holds.sum()) >= min(2, len(holds))
+
+
+def _share(holds: np.ndarray, heads: Heads) -> float:
+    return float(holds.sum() / max(int(heads.counted.sum()), 1))
+
+
+def _since(stretch: Stretch, where: InLayer) -> int:
+    return int(stretch.since[where.columns][where.heads].min())

@@ -1,0 +1,120 @@
+"""What is known of every head of the run: its last numbers, its trend, and what has lasted.
+
+All heads of all layers lie side by side in a few arrays, a layer's heads together. A step costs
+some dozens of operations on those arrays, whatever the number of layers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch.alarms.stretch import Stretch
+from scaledot.watch.alarms.trend import Trend
+from scaledot.watch.reading import Reading
+
+SCORE, ENTROPY, SUM_P2, SINK, OFF = map(
+    FLOAT_FIELDS.index, ("max_logit", "entropy_ratio", "sum_p2", "sink", "off")
+)
+ROWS, NONFINITE = map(COUNT_FIELDS.index, ("rows", "nonfinite"))
+NUMBERS = ("score", "passes", "sink", "nonfinite", "first", "last")
+
+
+class InLayer(NamedTuple):
+    """The heads of a layer of which something holds."""
+
+    layer: str
+    columns: slice
+    heads: np.ndarray  # within the layer
+    share: float  # of those that were counted
+
+
+class Heads:
+    def __init__(self, thresholds: Mapping[str, float]) -> None:
+        self._limit = thresholds
+        self._places: dict[str, slice] = {}
+        self._known: dict[tuple, np.ndarray] = {}  # columns of sets of layers seen before
+        self.score, self.passes, self.sink, self.nonfinite = (np.zeros(0) for _ in range(4))
+        self.first, self.last = (np.zeros(0, np.int64) for _ in range(2))  # steps
+        self.trend = Trend()
+        self.away, self.growing, self.shut, self.flat, self.sunk, self.broken = self._stretches = (
+            *(Stretch() for _ in range(6)),
+        )
+
+    def add(self, readings: Sequence[Reading]) -> None:
+        """Layers of one step."""
+        step = readings[0].step
+        at = self._columns_of(readings, step)
+        floats = np.concatenate([one.floats for one in readings], 1).astype(np.float64)
+        counts = np.concatenate([one.counts for one in readings], 1)
+        counted = counts[ROWS] > 0
+        self.nonfinite[at] = counts[NONFINITE]
+        self.broken.add(at, counts[NONFINITE] > self._limit["broken"], step)
+        if not counted.all():  # a head without a row was not measured
+            at, floats = at[counted], floats[:, counted]
+        self.score[at], self.passes[at] = floats[SCORE], 1 - floats[SUM_P2]
+        self.sink[at] = np.maximum(floats[SINK], floats[OFF])
+        self.trend.add(at, step - self.last[at], floats[SCORE])
+        self.last[at] = step
+        self._look(at, floats[ENTROPY], step)
+
+    def _look(self, at: np.ndarray, entropy_ratio: np.ndarray, step: int) -> None:
+        """Which conditions hold now."""
+        limit, trend = self._limit, self.trend
+        level, passes = trend.level[at], self.passes[at]
+        power, known = self.power[at], trend.known[at]
+        away = (level > limit["collapse.score"]) & (passes < limit["collapse.passes"])
+        projected = level * np.exp2(np.clip(power, 0, 64))  # when the run is twice as old
+        self.away.add(at, known & away & (projected > limit["collapse.projected"]), step)
+        growing = (level > limit["growth"]) & (power > limit["growth.rate"])
+        self.growing.add(at, known & growing, step)
+        self.shut.add(at, passes < limit["saturation.passes"], step)
+        self.flat.add(at, entropy_ratio > limit["fading.entropy"], step)
+        self.sunk.add(at, self.sink[at] > limit["sink"], step)
+
+    @property
+    def power(self) -> np.ndarray:
+        """ln(score) grows by slope a step: at this age like step ** power; 1 is linear."""
+        return self.trend.slope * (self.last - self.first)
+
+    @property
+    def counted(self) -> np.ndarray:
+        """Sinks are sharp by right; they are neither sick nor healthy."""
+        return ~self.sunk.lasts
+
+    def age(self, step: int) -> np.ndarray:
+        return step - self.first
+
+    def columns(self, layer: str) -> slice:
+        return self._places[layer]
+
+    def by_layer(self, holds: np.ndarray, counted: np.ndarray | None = None) -> Iterator[InLayer]:
+        """The layers in which it holds of any head; counted: of how many the share is taken."""
+        for layer, columns in self._places.items():
+            those = np.flatnonzero(holds[columns])
+            if len(those):
+                of = len(holds[columns]) if counted is None else int(counted[columns].sum())
+                yield InLayer(layer, columns, those, len(those) / max(of, 1))
+
+    def _columns_of(self, readings: Sequence[Reading], step: int) -> np.ndarray:
+        make = tuple((one.layer, one.heads) for one in readings)
+        if make not in self._known:
+            for layer, heads in make:
+                self._place(layer, heads, step)
+            every = np.arange(len(self.score))
+            self._known[make] = np.concatenate([every[self._places[layer]] for layer, _ in make])
+        return self._known[make]
+
+    def _place(self, layer: str, heads: int, step: int) -> None:
+        known = self._places.get(layer)
+        if known is not None and known.stop - known.start == heads:
+            return
+        begin = len(self.score)
+        self._places[layer] = slice(begin, begin + heads)
+        for name in NUMBERS:
+            array = getattr(self, name)
+            setattr(self, name, np.append(array, np.zeros(heads, array.dtype)))
+        self.first[begin:], self.last[begin:], self.passes[begin:] = step, step, 1.0
+        for part in (self.trend, *self._stretches):
+            part.grow(heads)

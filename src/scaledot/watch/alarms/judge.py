@@ -1,0 +1,101 @@
+"""`Judge`: reads vital signs as they come and raises alarms. Pure: no clock, no file, no torch."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from scaledot.watch.alarms import words
+from scaledot.watch.alarms.alarm import GRADES, Alarm
+from scaledot.watch.alarms.findings import EVERY, Finding
+from scaledot.watch.alarms.heads import Heads
+from scaledot.watch.alarms.rules import RULES, Rule
+from scaledot.watch.reading import Phase, Reading
+
+RESTS = 20  # readings of a layer without it until an alarm has ended and may come again
+
+
+@dataclass
+class _Standing:
+    alarm: Alarm
+    missed: int = 0  # readings since it last held
+
+
+class Judge:
+    """Feed it every reading in the order of steps; each alarm comes out once.
+
+    rules: the table of thresholds, see `rules.overridden`. command: what started the run, so that
+    the advice can be typed as it stands. Readings of the other phase are passed over.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, Rule] = RULES,
+        command: Sequence[str] = (),
+        phase: Phase = "train",
+    ) -> None:
+        self._limit = {name: rule.threshold for name, rule in rules.items()}
+        self._command, self._phase = tuple(command), phase
+        self._heads = Heads(self._limit)
+        self._standing: dict[tuple[str, str], _Standing] = {}  # by kind and layer
+
+    @property
+    def standing(self) -> list[Alarm]:
+        """What has been raised and has not ended."""
+        return [one.alarm for one in self._standing.values()]
+
+    def read(self, reading: Reading) -> list[Alarm]:
+        """One layer of one step."""
+        return self.read_step([reading])
+
+    def read_all(self, readings: Iterable[Reading]) -> list[Alarm]:
+        """Of one step or of many, in order."""
+        steps = groupby(readings, key=lambda one: one.step)
+        return [alarm for _, together in steps for alarm in self.read_step(list(together))]
+
+    def read_step(self, readings: Sequence[Reading]) -> list[Alarm]:
+        """Layers of one step together: the same as one by one, for fewer operations."""
+        mine = [one for one in readings if one.phase == self._phase]
+        if not mine:
+            return []
+        step, read = mine[0].step, {one.layer for one in mine}
+        self._heads.add(mine)
+        for key, one in self._standing.items():
+            one.missed += key[1] in read
+        raised = [
+            alarm
+            for finding in self._findings(step)
+            if finding.where.layer in read and (alarm := self._raised(finding, step)) is not None
+        ]
+        self._standing = {k: one for k, one in self._standing.items() if one.missed <= RESTS}
+        return raised
+
+    def _findings(self, step: int) -> Iterator[Finding]:
+        for rule in EVERY:
+            yield from rule(self._heads, self._limit, step)
+
+    def _raised(self, finding: Finding, step: int) -> Alarm | None:
+        """Once for each grade; a grade that falls says nothing."""
+        key = finding.kind, finding.where.layer
+        before = self._standing.get(key)
+        if before is not None:
+            before.missed = 0
+            if finding.grade <= GRADES.index(before.alarm.grade):
+                return None
+        alarm = words.tell(finding, step, self._heads, self._command)
+        self._standing[key] = _Standing(alarm)
+        return alarm
+
+
+def of_run(reader: Any, rules: Mapping[str, Rule] = RULES) -> list[Alarm]:
+    """The alarms that a run's store gives when it is read again, perhaps with other thresholds.
+
+    reader: a `store.RunReader`. A continued run is judged anew from where it was continued.
+    """
+    command = reader.attributes.command
+    alarms: list[Alarm] = []
+    for _, steps in groupby(reader.steps("train"), key=lambda step: step.segment):
+        judge = Judge(rules, command)
+        for step in steps:
+            alarms += judge.read_step(step.readings)
+    return alarms

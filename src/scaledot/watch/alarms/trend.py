@@ -1,0 +1,59 @@
+"""How fast each head's scores grow: a straight line through ln(score), kept up to date.
+
+The points of the past are forgotten slowly: the line always looks back over about a third of the
+readings there are, so that in a long run no noise of single batches looks like growth. A few sums a
+head are all that is kept, so a reading costs the same however long the run is.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+FEWEST = 8  # readings before anything is said
+WINDOW = 1 / 3  # of the readings that there are
+
+
+def _zeros() -> np.ndarray:
+    return np.zeros(0)
+
+
+@dataclass
+class Trend:
+    """Weighted sums over the readings, with the step of the last one as zero."""
+
+    readings: np.ndarray = field(default_factory=_zeros)
+    weight: np.ndarray = field(default_factory=_zeros)
+    x: np.ndarray = field(default_factory=_zeros)
+    y: np.ndarray = field(default_factory=_zeros)
+    xx: np.ndarray = field(default_factory=_zeros)
+    xy: np.ndarray = field(default_factory=_zeros)
+    slope: np.ndarray = field(default_factory=_zeros)  # of ln(score), a step
+    level: np.ndarray = field(default_factory=_zeros)  # score on the line, now
+
+    def grow(self, heads: int) -> None:
+        for name, array in vars(self).items():
+            setattr(self, name, np.append(array, np.zeros(heads)))
+
+    def add(self, at: np.ndarray, steps: np.ndarray, scores: np.ndarray) -> None:
+        """at: which heads; steps: since their last reading."""
+        finite = np.isfinite(scores)
+        at, steps = at[finite], steps[finite]
+        y = np.log(np.maximum(scores[finite], 1.0))  # scores below 1 are no matter of growth
+        number = self.readings[at] + 1
+        keep = 1 - 1 / np.maximum(number * WINDOW, FEWEST)
+        weight, x, sum_y = self.weight[at], self.x[at], self.y[at]
+        xx = keep * (self.xx[at] - 2 * steps * x + steps**2 * weight)
+        xy = keep * (self.xy[at] - steps * sum_y)
+        x = keep * (x - steps * weight)
+        weight, sum_y = keep * weight + 1, keep * sum_y + y
+        spread = weight * xx - x * x
+        slope = np.divide(
+            weight * xy - x * sum_y, spread, out=np.zeros_like(y), where=spread > 1e-9 * weight
+        )
+        self.readings[at], self.weight[at], self.x[at], self.y[at] = number, weight, x, sum_y
+        self.xx[at], self.xy[at], self.slope[at] = xx, xy, slope
+        self.level[at] = np.exp(np.minimum((sum_y - slope * x) / weight, 80.0))
+
+    @property
+    def known(self) -> np.ndarray:
+        return self.readings >= FEWEST

@@ -1,0 +1,139 @@
+"""A finding in plain words: where, since when, how fast, why it matters, what to do."""
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scaledot.watch.alarms.alarm import GRADES, Alarm
+from scaledot.watch.alarms.findings import Finding
+from scaledot.watch.alarms.heads import Heads
+
+SHOWN = 6  # heads that are listed by number
+
+
+def tell(finding: Finding, step: int, heads: Heads, command: Sequence[str]) -> Alarm:
+    where = finding.where
+    columns = np.arange(where.columns.start, where.columns.stop)[where.heads]
+    one = len(where.heads) == 1
+    rate = float(heads.trend.slope[columns].max()) if finding.kind in GROWING else None
+    words, advice = TOLD[finding.kind](finding, heads, columns, shlex.join(command) or "SCRIPT")
+    return Alarm(
+        step=step,
+        grade=GRADES[finding.grade],
+        kind=finding.kind,
+        layer=where.layer,
+        head=int(where.heads[0]) if one else None,
+        value=finding.value,
+        threshold=finding.threshold,
+        since=finding.since,
+        rate=rate,
+        words=words,
+        advice=advice,
+        heads=tuple(where.heads.tolist()),
+    )
+
+
+def line(alarms: Sequence[Alarm]) -> str:
+    """One calm line for the alarms of one step, kind and grade."""
+    first = alarms[0]
+    others = len(alarms) - 1
+    more = f" (and {others} more layer{'s' if others > 1 else ''})" if others else ""
+    return f"{first.grade}, step {first.step:,}: {first.words}{more} -> {first.advice}"
+
+
+def _collapse(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+    lead = columns[np.argmax(heads.trend.slope[columns])]
+    score, passes = float(heads.score[columns].max()), float(heads.passes[columns].mean())
+    words = (
+        f"{_named(finding, columns, heads)}: scores run away and the softmax closes since step "
+        f"{finding.since:,}; largest score {_short(score)}, {_speed(heads, lead)}, passes "
+        f"{_short(passes)}. A closed softmax no longer learns where to look; the loss tells later"
+    )
+    return words, f"scaledot run --remedy qk-clip:100 {script}"
+
+
+def _growth(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+    words = (
+        f"{_named(finding, columns, heads)}: largest score {_short(finding.value)}, above "
+        f"{_short(finding.threshold)} and {_speed(heads, columns[0])} since step {finding.since:,}"
+    )
+    if GRADES[finding.grade] == "note":
+        return f"{words}. Healthy runs do this too", "scaledot top"
+    return (
+        f"{words}. Scores of this size have ended trainings",
+        f"scaledot run --remedy qk-clip:100 {script}",
+    )
+
+
+def _saturation(
+    finding: Finding, heads: Heads, columns: np.ndarray, script: str
+) -> tuple[str, str]:
+    passes = float(heads.passes[columns].mean())
+    words = (
+        f"{_named(finding, columns, heads)}: one-hot since step {finding.since:,} (passes "
+        f"{_short(passes)}), as {finding.value:.0%} of the model's heads are. So many heads have "
+        "stopped choosing; is the division by sqrt(d_k) there, and the learning rate right?"
+    )
+    return words, f"scaledot run --remedy qk-norm {script}"
+
+
+def _fading(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+    words = (
+        f"{_named(finding, columns, heads)}: looks at everything alike since step "
+        f"{finding.since:,}. After warm-up a head should choose; scores divided twice, by d_k, or "
+        "a learning rate too low for q and k do this"
+    )
+    return words, "scaledot.attention(q, k, v, scale='sqrt_dk')"
+
+
+def _broken(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+    words = (
+        f"{_named(finding, columns, heads)}: {finding.value:,.0f} rows hold NaN or inf. What "
+        "follows is not to be trusted; go back to the last checkpoint before this step"
+    )
+    return words, "torch.autograd.set_detect_anomaly(True)"
+
+
+def _sink(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+    words = (
+        f"{_named(finding, columns, heads)}: a sink since step {finding.since:,}, up to "
+        f"{finding.value:.0%} of the weight on the first key. That is common and no illness"
+    )
+    return words, "nothing to do"
+
+
+TOLD: dict[str, Callable[[Finding, Heads, np.ndarray, str], tuple[str, str]]] = {
+    "collapse": _collapse,
+    "growth": _growth,
+    "saturation": _saturation,
+    "fading": _fading,
+    "broken": _broken,
+    "sink": _sink,
+}
+GROWING = ("collapse", "growth")
+
+
+def _named(finding: Finding, columns: np.ndarray, heads: Heads) -> str:
+    """blocks.1.attention, heads 0 and 3 of 4"""
+    where = finding.where
+    total = where.columns.stop - where.columns.start
+    numbers = [str(head) for head in where.heads.tolist()]
+    if len(numbers) == 1:
+        return f"{where.layer}, head {numbers[0]} of {total}"
+    if len(numbers) == total:
+        return f"{where.layer}, all {total} heads"
+    if len(numbers) > SHOWN:
+        return f"{where.layer}, {len(numbers)} of {total} heads"
+    return f"{where.layer}, heads {', '.join(numbers[:-1])} and {numbers[-1]} of {total}"
+
+
+def _speed(heads: Heads, column: int) -> str:
+    slope = float(heads.trend.slope[column])
+    steps = math.log(2) / slope if slope > 0 else math.inf
+    return f"doubling every {_short(steps)} steps" if math.isfinite(steps) else "at rest"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 10 else f"{number:.2g}"

@@ -1,0 +1,341 @@
+"""Which weight rows make a head's query and key, found in one forward pass and then tried.
+
+Found: the gradient of one head's query with respect to a weight is zero but for the rows that make
+it. It does not matter how the model splits, transposes, rotates or repeats in between. Tried: each
+head's rows are scaled by a factor of their own, the attention module runs once more on what it was
+given, and every head's scores must have changed by exactly that head's factor.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scaledot.problem import Problem
+from scaledot.watch.names import Names
+from scaledot.watch.remedies import capture
+from scaledot.watch.remedies.capture import Call, Inputs, Running
+from scaledot.watch.remedies.rows import HALF, WHOLE, Layer, Part, why_not_here
+from scaledot.watch.remedies.supports import supports
+
+OUTWARD = 3  # modules around the call that are searched: some keep projections one level up
+LOOKED_AT = 64  # queries and keys whose scores are compared
+ROUNDINGS = 64  # of the type, relative to the largest score, by which a trial may be off
+LARGER = (64.0, 128.0)
+
+CANNOT_RUN = "its attention module cannot be run a second time on its own"
+NORM = "a norm follows the weights that make its queries and keys, so scaling them changes nothing"
+
+
+def layers(inputs: Inputs, names: Names) -> dict[str, Layer]:
+    """Every attention layer that one forward pass calls, by the name the watch gives it."""
+    found: dict[str, Layer] = {}
+
+    def look(call: Call) -> None:
+        if call.layer not in found:  # a layer that runs again has the same weights
+            found[call.layer] = _layer(call, inputs.model)
+
+    capture.run(inputs, names, look)
+    return found
+
+
+@torch.enable_grad()
+def _layer(call: Call, model: nn.Module) -> Layer:
+    heads = call.problem.query.shape[1]
+    layer = Layer(call.layer, heads, call.module, call.kind, max_logit=call.max_logit)
+    reason = _why_not_by_weights(call.problem)
+    normalised = False
+    if not reason:
+        for running in call.running[:OUTWARD]:
+            parts, reason, normalised = _parts(running, call.problem, model)
+            if parts:
+                return _with(layer, parts=parts)
+            if normalised:
+                break
+    return _with(layer, refused=reason, normalised=normalised)
+
+
+def _with(layer: Layer, **changes: object) -> Layer:
+    return Layer(**{**vars(layer), **changes})  # type: ignore[arg-type]
+
+
+def _why_not_by_weights(problem: Problem) -> str:
+    if problem.weight is not None:
+        return "its scores are additive, not products of query and key"
+    mask = problem.mask
+    if mask is not None and mask.dtype != torch.bool:
+        lowest = torch.finfo(mask.dtype).min / 2
+        if bool(((mask != 0) & (mask > lowest)).any()):
+            return "a bias is added to its scores, which scaling query and key does not scale"
+    return ""
+
+
+class Found(NamedTuple):
+    parts: tuple[Part, ...]
+    refused: str
+    normalised: bool
+
+
+class Candidate(NamedTuple):
+    """A parameter along one axis; the rows that a head's q or k depends on, [heads, n] each."""
+
+    path: str  # within the module
+    axis: int
+    matrix: bool
+    query: Tensor
+    key: Tensor
+
+
+def _parts(running: Running, seen: Problem, model: nn.Module) -> Found:
+    module = running.module
+    parameters: dict[str, Tensor] = {
+        path: parameter
+        for path, parameter in module.named_parameters()
+        if parameter.requires_grad and parameter.is_floating_point()
+    }
+    if not parameters:
+        return Found((), f"{type(module).__name__} has no trained weight of its own", False)
+    problem = _run(running, seen, parameters, (), seen.query.new_ones(seen.query.shape[1]))
+    if problem is None:
+        return Found((), CANNOT_RUN, False)
+    if not (problem.query.requires_grad and problem.key.requires_grad):
+        return Found((), "its queries or keys come from no weight that is trained", False)
+    candidates = list(_candidates(parameters, problem))
+    reason = "no rows were found that make one head alone"
+    for chosen in _choices(candidates):
+        recipe = _recipe(running, problem, parameters, chosen)
+        trial = _tried(running, problem, parameters, recipe)
+        if not trial:
+            parts = tuple(_owned(module, model, part) for part in recipe)
+            refused = next(filter(None, (why_not_here(part.parameter) for part in parts)), "")
+            return Found(() if refused else parts, refused, False)
+        reason = trial
+    if _is_normalised(running, problem, parameters):
+        return Found((), NORM, True)
+    return Found((), reason, False)
+
+
+def _candidates(parameters: dict[str, Tensor], problem: Problem) -> Iterator[Candidate]:
+    heads = problem.query.shape[1]
+    query = supports(problem.query, parameters, heads)
+    key = supports(problem.key, parameters, heads)
+    for path, parameter in parameters.items():
+        for axis in range(parameter.dim()):
+            rows = query[path][axis], key[path][axis]
+            makes_query = bool(rows[0].any()) and int(rows[0].sum(0).max()) <= 1
+            makes_key = bool((rows[1].sum(0) == 1).any())
+            if makes_query or makes_key:
+                yield Candidate(path, axis, parameter.dim() > 1, *rows)
+                break  # the other axis is the input's
+
+
+def _choices(candidates: list[Candidate]) -> Iterator[list[Candidate]]:
+    """All of them (a weight and its bias, a low-rank addition), else those of one module each.
+
+    One by one matters where there is one head: then everything before it makes it, too.
+    """
+    query = [one for one in candidates if one.query.any()]
+    key = [one for one in candidates if one.key.any()]
+    if not any(one.matrix for one in query):
+        return  # a norm's gains, at most: QK-Clip is about weights
+    yield candidates
+    for mine in reversed(_by_owner(query)):
+        for theirs in reversed([[], *_by_owner(key)]):
+            together = {id(one): one for one in (*mine, *theirs)}
+            yield list(together.values())
+
+
+def _by_owner(candidates: list[Candidate]) -> list[list[Candidate]]:
+    owners: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        owners.setdefault(one.path.rpartition(".")[0], []).append(one)
+    return list(owners.values())
+
+
+class Draft(NamedTuple):
+    """A Part before its owner is known."""
+
+    path: str
+    axis: int
+    head: Tensor
+    power: Tensor
+
+
+def _recipe(
+    running: Running, problem: Problem, parameters: dict[str, Tensor], chosen: list[Candidate]
+) -> list[Draft]:
+    """Key rows of one head alone take the root of its factor, and so do the query rows they meet.
+
+    Which entries of the query they meet is seen by scaling them: those of the key move, the others
+    stay. Plain attention: all of them. Grouped heads: none, so the query takes all.
+    """
+    heads = problem.query.shape[1]
+    nothing = torch.zeros(heads, problem.query.shape[-1], dtype=torch.bool)
+    own = [_draft(one, None, one.key & (one.key.sum(0) == 1)) for one in chosen]
+    own = [draft for draft in own if draft is not None]
+    moved = _moved(running, problem, parameters, own) if own else nothing
+    if moved is None or not moved.any():
+        own, moved = [], nothing
+    meets = {one.path: one.query if moved.all() else one.query & False for one in chosen}
+    if moved.any() and not moved.all():
+        mask = moved.to(problem.query.device)[None, :, None, :]
+        part = supports(problem.query * mask, parameters, heads)
+        rest = supports(problem.query * ~mask, parameters, heads)
+        for one in chosen:
+            meets[one.path] = part[one.path][one.axis]
+            if (meets[one.path] & rest[one.path][one.axis]).any():
+                own, meets = [], {other.path: other.query & False for other in chosen}
+                break
+    drafts = {draft.path: draft for draft in own}
+    for one in chosen:
+        made = _draft(one, meets[one.path], one.query)
+        known = drafts.get(one.path)
+        if made is None:
+            continue
+        if known is not None:  # one matrix for query and key
+            head = torch.where(made.head >= 0, made.head, known.head)
+            power = torch.where(made.head >= 0, made.power, known.power)
+            made = made._replace(head=head, power=power)
+        drafts[one.path] = made
+    return list(drafts.values())
+
+
+def _draft(one: Candidate, meets: Tensor | None, rows: Tensor) -> Draft | None:
+    """rows [heads, n]: which head each index belongs to. meets None: key rows, always the root."""
+    if not rows.any() or int(rows.sum(0).max()) > 1:
+        return None
+    head = torch.where(rows.any(0), rows.int().argmax(0), -1)
+    halves = rows.any(0) if meets is None else (rows & meets).any(0)
+    power = torch.where(halves, HALF, WHOLE)
+    return Draft(one.path, one.axis, head, power)
+
+
+def _moved(
+    running: Running, problem: Problem, parameters: dict[str, Tensor], own: Sequence[Draft]
+) -> Tensor | None:
+    """Entries of each head's key, [heads, D], that follow its own rows; None: some only in part."""
+    factors = _distinct(problem)
+    key = _run(running, problem, parameters, own, factors**2)  # they take the root of it
+    if key is None:
+        return None
+    before, after = _per_head(problem.key, problem), _per_head(key.key, problem)
+    tolerance = _tolerance(problem) * before.abs().amax()
+    follows = (after - before * factors[:, None, None]).abs().amax((0, 2)) <= tolerance
+    stays = (after - before).abs().amax((0, 2)) <= tolerance
+    follows &= ~stays
+    return follows.cpu() if bool((follows | stays).all()) else None
+
+
+def _tried(
+    running: Running, problem: Problem, parameters: dict[str, Tensor], recipe: list[Draft]
+) -> str:
+    """Empty where every head's scores are its factor times what they were."""
+    if not recipe:
+        return "no rows were found that make one head alone"
+    factors = _distinct(problem)
+    after = _run(running, problem, parameters, recipe, factors)
+    if after is None:
+        return CANNOT_RUN
+    wanted = _scores(problem) * factors[:, None, None]
+    off = (_scores(after) - wanted).abs().amax((0, 2, 3))
+    if bool((off <= _tolerance(problem) * wanted.abs().amax()).all()):
+        return ""
+    return "scaling the rows that make a head did not scale exactly its scores"
+
+
+def _is_normalised(running: Running, problem: Problem, parameters: dict[str, Tensor]) -> bool:
+    """What makes the queries or keys is made larger, and they stay as they are.
+
+    Much larger, and twice: a norm's epsilon may outweigh the small weights of a fresh model.
+    """
+    heads = problem.query.shape[1]
+    for name in ("query", "key"):
+        slopes = supports(getattr(problem, name), parameters, heads, together=True)
+        makes = [path for path in parameters if slopes[path][0].any()]
+        for owner in {path.rpartition(".")[0] for path in makes if parameters[path].dim() > 1}:
+            drafts = [
+                Draft(path, 0, torch.zeros(n).long(), torch.ones(n))
+                for path in makes
+                if path.rpartition(".")[0] == owner
+                for n in parameters[path].shape[:1]
+            ]
+            runs = [
+                _run(
+                    running,
+                    problem,
+                    parameters,
+                    drafts,
+                    problem.query.new_full((heads,), factor).double(),
+                )
+                for factor in LARGER
+            ]
+            if all(runs) and _stays(*(getattr(one, name) for one in (problem, *runs))):
+                return True
+    return False
+
+
+def _stays(before: Tensor, larger: Tensor, twice: Tensor) -> bool:
+    """Of the same size, and turned nowhere: a saturated tanh keeps its size, but turns."""
+    same = (larger - twice).abs().amax() <= 0.02 * larger.abs().amax()
+    turned = torch.nn.functional.cosine_similarity(before, twice, dim=-1).amin() < 0.99
+    return bool(same & ~turned)
+
+
+def _run(
+    running: Running,
+    problem: Problem,
+    parameters: dict[str, Tensor],
+    recipe: Sequence[Draft],
+    factors: Tensor,
+) -> Problem | None:
+    """The call with scaled weights; None where the module cannot be run, or calls another."""
+    scaled: dict[str, Tensor] = {}
+    for draft in recipe:
+        part = Part(running.module, "", "", draft.axis, draft.head, draft.power)
+        scaled[draft.path] = part.scaled(parameters[draft.path].detach(), factors)
+    try:
+        found = capture.again(running, scaled)
+    except Exception:
+        return None  # it needs what only its caller has; the layer is refused in words
+    # The same call among several of one module: the one that did not change but for its factors.
+    alike = [one for one in found if _alike(one, problem)]
+    if len(alike) <= 1:
+        return alike[0] if alike else None
+    return min(alike, key=lambda one: float((one.query - problem.query).abs().amax()))
+
+
+def _alike(one: Problem, other: Problem) -> bool:
+    return one.query.shape == other.query.shape and one.key.shape == other.key.shape
+
+
+def _distinct(problem: Problem) -> Tensor:
+    """One factor a head, no two alike: rows that move another head are seen."""
+    heads = problem.query.shape[1]
+    steps = torch.arange(1, heads + 1, device=problem.query.device, dtype=torch.float64)
+    return 0.5 + 0.25 * steps / heads
+
+
+def _per_head(key: Tensor, problem: Problem) -> Tensor:
+    """[B, H, K, D] in float64, without a graph."""
+    repeats = problem.query.shape[1] // key.shape[1]
+    return key.detach().double().repeat_interleave(repeats, 1)
+
+
+def _scores(problem: Problem) -> Tensor:
+    """[1, H, queries, keys] of the first batch entry: as many as are compared."""
+    query = problem.query.detach()[:1, :, -LOOKED_AT:].double()
+    key = _per_head(problem.key[:1, :, -LOOKED_AT:], problem)
+    return query @ key.transpose(-1, -2)
+
+
+def _tolerance(problem: Problem) -> float:
+    return ROUNDINGS * torch.finfo(problem.query.dtype).eps
+
+
+def _owned(module: nn.Module, model: nn.Module, draft: Draft) -> Part:
+    owner_path, _, name = draft.path.rpartition(".")
+    owner = module.get_submodule(owner_path)
+    prefix = next((path for path, one in model.named_modules() if one is owner), owner_path)
+    path = f"{prefix}.{name}" if prefix else name
+    return Part(owner, name, path, draft.axis, draft.head, draft.power)

@@ -1,0 +1,41 @@
+"""Which indices of a weight a head's query or key depends on, read from gradients."""
+
+import torch
+from torch import Tensor
+
+
+def supports(
+    tensor: Tensor, parameters: dict[str, Tensor], heads: int, together: bool = False
+) -> dict[str, list[Tensor]]:
+    """Of each parameter and axis, [heads, n]: which indices a head's entries depend on.
+
+    Where the gradient of a random sum of them is not zero. Key heads are repeated to query heads;
+    together: all heads at once, [1, n].
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(tensor.shape, generator=generator).to(tensor)
+    found: dict[str, list[list[Tensor]]] = {path: [] for path in parameters}
+    for head in range(1 if together else tensor.shape[1]):
+        part = slice(None) if together else slice(head, head + 1)
+        slopes = torch.autograd.grad(
+            tensor[:, part],
+            list(parameters.values()),
+            weights[:, part],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for (path, parameter), slope in zip(parameters.items(), slopes, strict=True):
+            found[path].append(_where(parameter, slope))
+    repeats = 1 if together else heads // tensor.shape[1]
+    return {
+        path: [torch.stack(axis).repeat_interleave(repeats, 0) for axis in zip(*each, strict=True)]
+        for path, each in found.items()
+    }
+
+
+def _where(parameter: Tensor, slope: Tensor | None) -> list[Tensor]:
+    """For each axis, [n]: where a gradient is not zero."""
+    if slope is None:
+        return [torch.zeros(size, dtype=torch.bool) for size in parameter.shape]
+    there = (slope != 0)[..., None]
+    return [there.movedim(axis, 0).flatten(1).any(1).cpu() for axis in range(slope.dim())]

@@ -1,0 +1,206 @@
+"""Everything a report says of one run, as plain records: terminal, page and JSON show them."""
+
+import os
+import re
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaledot.measure import BANDS
+from scaledot.watch import crash, reading
+from scaledot.watch.alarms.alarm import Alarm
+from scaledot.watch.crash import Crash
+from scaledot.watch.report import judged
+from scaledot.watch.report.heads import Head, first_to_leave, head_of, outside, worst_heads
+from scaledot.watch.report.history import History, Layer, read_history
+from scaledot.watch.report.remedy import CLOSING, Remedy, remedies_for
+from scaledot.watch.store import RunReader, Segment, Series
+
+FINAL = 30  # losses whose mean is called the final loss; of a short run a tenth
+SILENT = 60.0  # seconds without a commit after which an open run is called dead
+
+
+@dataclass(frozen=True)
+class Loss:
+    steps: np.ndarray
+    values: np.ndarray
+    final: float | None  # mean of the last `averaged` finite losses
+    averaged: int
+    lowest: float | None
+    not_finite: int | None  # the first step whose loss is no number
+
+
+@dataclass(frozen=True)
+class Facts:
+    path: str
+    attributes: reading.RunAttributes
+    state: str  # "ended", "running", "silent": no end was written and nobody writes
+    started: float | None
+    seconds: float  # from the first start to the last commit
+    segments: int
+    history: History
+    first_step: int | None
+    last_step: int | None
+    every: float | None  # steps between two readings, as a rule
+    alarms: list[Alarm]
+    judged: str  # where the alarms come from, in words
+    crashes: list[Crash]
+    start: Head | None  # the first head that left its bands for good
+    rate_at_start: float | None  # the learning rate then
+    worst: list[Head]
+    loss: Loss
+    learning_rate: Series
+    cost: float | None  # share of the step time
+    step_time: float | None
+    dropped: int
+    coverage: str
+    watched: tuple[int, int] | None  # layers of layers; None: not known
+    cadence: str
+    high: int  # heads whose largest logit is above its band at the end
+    closed: int  # heads whose softmax passes less than its band at the end
+    broken: int  # heads with rows that are no number at the end
+    broken_since: int | None
+    peak: Head | None  # the head with the largest logit of the run
+    remedies: list[Remedy]
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def heads(self) -> int:
+        return self.history.heads
+
+    @property
+    def readings(self) -> int:
+        return self.history.readings
+
+    def rate_at(self, step: int) -> float | None:
+        return value_at(self.learning_rate, step)
+
+
+def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
+    """Raises StoreError where there is no run, or none that this version understands."""
+    reader = RunReader(path)
+    segments = reader.segments()
+    history = read_history(reader)
+    steps = history.steps
+    alarms, origin = judged.alarms_of(reader, history)
+    crashes = [
+        found
+        for segment in segments
+        for found in crash.from_note(segment.attributes.more.get(crash.NOTE))
+    ]
+    attributes = segments[-1].attributes if segments else reading.RunAttributes()
+    start = _start(history, alarms)
+    rates = reader.scalars(reading.LEARNING_RATE).newest()
+    coverage = str(attributes.more.get("coverage", ""))
+    return Facts(
+        path=str(reader.path),
+        attributes=attributes,
+        state=_state(segments, time.time() if now is None else now),
+        started=segments[0].started if segments else None,
+        seconds=segments[-1].seen - segments[0].started if segments else 0.0,
+        segments=len(segments),
+        history=history,
+        first_step=int(steps[0]) if len(steps) else None,
+        last_step=int(steps[-1]) if len(steps) else None,
+        every=float(np.median(np.diff(steps))) if len(steps) > 1 else None,
+        alarms=alarms,
+        judged=origin,
+        crashes=crashes,
+        start=start,
+        rate_at_start=None if start is None or start.left is None else value_at(rates, start.left),
+        worst=worst_heads(history, alarms),
+        loss=_loss(reader.scalars(reading.LOSS).newest()),
+        learning_rate=rates,
+        cost=_last(reader, reading.WATCH_COST),
+        step_time=_last(reader, reading.STEP_TIME),
+        dropped=sum(segment.dropped for segment in segments),
+        coverage=coverage,
+        watched=watched_in(coverage),
+        cadence=str(attributes.more.get("cadence", "")),
+        high=int(outside(history.last("max_logit"), "max_logit").sum()),
+        closed=int(outside(history.last("passes"), "passes").sum()),
+        broken=int((history.last("nonfinite") > 0).sum()),
+        broken_since=_broken_since(history),
+        peak=_peak(history),
+        remedies=remedies_for(alarms),
+    )
+
+
+def value_at(series: Series, step: int) -> float | None:
+    """The last number at or before the step."""
+    place = int(np.searchsorted(series.steps, step, side="right")) - 1
+    return float(series.values[place]) if place >= 0 else None
+
+
+def watched_in(coverage: str) -> tuple[int, int] | None:
+    """`7 of 9 attention layers watched; ...` as numbers."""
+    found = re.match(r"(\d+) of (\d+) attention layers? watched", coverage)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _start(history: History, alarms: list[Alarm]) -> Head | None:
+    grave = [alarm for alarm in alarms if alarm.grade == "act" and alarm.kind in CLOSING]
+    grave = grave or [alarm for alarm in alarms if alarm.grade == "warn" and alarm.kind in CLOSING]
+    return first_to_leave(history, grave)
+
+
+def _broken_since(history: History) -> int | None:
+    found = [
+        int(series.steps[rows[0]])
+        for layer in history.layers
+        for series in (layer.series["nonfinite"],)
+        if (rows := np.flatnonzero((series.values > 0).any(axis=1))).size
+    ]
+    return min(found, default=None)
+
+
+def _peak(history: History) -> Head | None:
+    best: tuple[float, Layer, int] | None = None
+    for layer in history.layers:
+        values = layer.series["max_logit"].values
+        if np.isnan(values).all():
+            continue
+        place = int(np.nanargmax(values))
+        found = float(values.flat[place])
+        if best is None or found > best[0]:
+            best = found, layer, place % layer.heads
+    return None if best is None else head_of(best[1], best[2])
+
+
+def _loss(series: Series) -> Loss:
+    finite = np.isfinite(series.values)
+    number = min(FINAL, max(1, len(series) // 10)) if len(series) else 0
+    last = series.values[finite][-number:] if number else series.values[:0]
+    broken = np.flatnonzero(~finite)
+    return Loss(
+        steps=series.steps,
+        values=series.values,
+        final=float(last.mean()) if last.size else None,
+        averaged=int(last.size),
+        lowest=float(series.values[finite].min()) if finite.any() else None,
+        not_finite=int(series.steps[broken[0]]) if broken.size else None,
+    )
+
+
+def _last(reader: RunReader, name: str) -> float | None:
+    series = reader.scalars(name).newest()
+    known = series.values[np.isfinite(series.values)]
+    return float(known[-1]) if known.size else None
+
+
+def _state(segments: list[Segment], now: float) -> str:
+    if not segments or segments[-1].ended is not None:
+        return "ended"
+    return "silent" if now - segments[-1].seen > SILENT else "running"
+
+
+def edge(vital: str) -> float:
+    """The edge of the band on the side on which attention closes."""
+    band = BANDS[vital]
+    found = band.high if vital == "max_logit" else band.low
+    assert found is not None, f"the band of {vital} has lost its edge"
+    return found

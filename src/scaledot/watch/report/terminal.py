@@ -1,0 +1,115 @@
+"""The report in a terminal: the verdict, the story, the worst heads and what to type next."""
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from scaledot.watch.report.compare import CHANCE, Row
+from scaledot.watch.report.facts import Facts
+from scaledot.watch.report.judged import grouped
+from scaledot.watch.report.page import GRADES, SIGNS
+from scaledot.watch.report.verdict import Verdict
+from scaledot.watch.report.words import count, number, sentence, share
+from scaledot.watch.top import curve
+
+COLOURS = {
+    "broken": "red",
+    "sick": "red",
+    "watch": "yellow",
+    "healthy": "green",
+    "unknown": "dim",
+}
+STYLES = {"act": "red", "warn": "yellow"}
+WIDEST = 100
+SPARK = 16
+
+
+def show(facts: Facts, verdict: Verdict, console: Console, written: bool = False) -> None:
+    """written: the page is there already."""
+    width = min(console.width, WIDEST)
+    console.print(_headline(facts, verdict), width=width)
+    for block in (" ".join(verdict.sentences), *_alarms(facts)):
+        if block:
+            console.print(Text(), block, sep="\n", width=width)
+    if facts.worst:
+        console.print(Text(), _heads(facts), sep="\n", width=width)
+    for line in (_watch(facts), *verdict.unknown):
+        console.print(Text(line, "dim"), width=width)
+    if facts.remedies:
+        console.print(Text("\nTo try next:"), width=width)
+        console.print(Text(f"  {facts.remedies[0].command}", "green"), soft_wrap=True)
+    if not written:
+        line = f"  scaledot report {shlex.quote(_shown(facts.path))} --html report.html"
+        console.print(Text("The whole story, with pictures:"), width=width)
+        console.print(Text(line, "green"), soft_wrap=True)
+
+
+def show_two(runs: Sequence[tuple[Facts, Verdict]], rows: Sequence[Row], console: Console) -> None:
+    width = min(console.width, WIDEST)
+    for letter, (facts, verdict) in zip("AB", runs, strict=True):
+        console.print(Text(f"{letter}  "), _headline(facts, verdict), sep="", width=width)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("", "A", "B", "B - A"):
+        table.add_column(title, justify="left" if not title else "right", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, *row.shown)
+    console.print(Text(), table, Text(CHANCE, "dim"), sep="\n", width=width)
+
+
+def _headline(facts: Facts, verdict: Verdict) -> Text:
+    return Text.assemble(
+        (
+            f"{SIGNS[verdict.state]} {verdict.name}{verdict.since}. ",
+            f"bold {COLOURS[verdict.state]}",
+        ),
+        (verdict.headline, "bold"),
+        (f"  ({facts.name})", "dim"),
+    )
+
+
+def _alarms(facts: Facts) -> list[Text]:
+    """One line for each kind and grade: its first alarm, and how many there are besides."""
+    return [
+        Text.assemble(
+            (f"{GRADES[first.grade]}, step {first.step:,}: ", STYLES[first.grade]),
+            sentence(first.words),
+            (f" (and {count(len(rest), 'further layer')})" if rest else "", "dim"),
+        )
+        for first, *rest in grouped(facts.alarms)
+        if first.grade != "note"
+    ]
+
+
+def _heads(facts: Facts) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("worst heads", "score", "passes", "left at step", "score over time"):
+        table.add_column(title, justify="left" if title[0] == "w" else "right", overflow="fold")
+    for head in facts.worst:
+        line = head.curves["max_logit"]
+        table.add_row(
+            f"{head.layer or 'model'} [{head.head}]{' (sink)' if head.sink else ''}",
+            number(head.last["max_logit"]),
+            number(head.last["passes"]),
+            "-" if head.left is None else f"{head.left:,}",
+            curve.draw(line.steps, line.numbers, "max_logit", SPARK),
+        )
+    return table
+
+
+def _shown(path: str) -> str:
+    """As short as it can be typed here."""
+    beside = os.path.relpath(path)
+    return path if beside.startswith(os.pardir) else beside
+
+
+def _watch(facts: Facts) -> str:
+    parts = [
+        facts.coverage,
+        f"{count(facts.readings, 'reading')} of {count(facts.heads, 'head')}",
+        f"the watch cost {share(facts.cost)} of the step time" if facts.cost is not None else "",
+    ]
+    return "\n" + "; ".join(filter(None, parts))

@@ -1,0 +1,241 @@
+"""The verdict: one word, one line, and the sentences a colleague would write the morning after."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scaledot.watch.alarms.alarm import Alarm
+from scaledot.watch.report.facts import Facts, edge
+from scaledot.watch.report.remedy import CLOSING
+from scaledot.watch.report.words import count, listed, number, sentence, where
+
+State = Literal["broken", "sick", "watch", "healthy", "unknown"]
+
+FEWEST = 3  # readings before anything is called healthy
+FEW = 20  # readings up to which the report says that they are few
+KINDS = {  # a headline where the last reading shows no closed head
+    "collapse": "Heads closed for a while in",
+    "growth": "Scores grew for a while in",
+    "saturation": "Heads were saturated for a while in",
+    "fading": "Attention looks at everything alike in",
+}
+NAMES: dict[State, str] = {
+    "broken": "Broken",
+    "sick": "Sick",
+    "watch": "Worth a look",
+    "healthy": "Healthy",
+    "unknown": "Not known",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: State
+    headline: str
+    sentences: list[str]  # what happened
+    unknown: list[str]  # what the readings cannot tell
+    since_step: int | None = None  # of what is not healthy
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.state]
+
+    @property
+    def since(self) -> str:
+        """Goes behind the name."""
+        return "" if self.since_step is None else f" since step {self.since_step:,}"
+
+
+def verdict_of(facts: Facts) -> Verdict:
+    state = _state(facts)
+    sentences = [*_ending(facts), *_story(facts, state)]
+    return Verdict(
+        state, _headline(facts, state), sentences, not_known(facts), _since(facts, state)
+    )
+
+
+def by_grade(alarms: list[Alarm], grade: str) -> list[Alarm]:
+    return [alarm for alarm in alarms if alarm.grade == grade]
+
+
+def not_known(facts: Facts) -> list[str]:
+    """What a reader should not read into the numbers."""
+    said = []
+    if facts.watched is not None and facts.watched[0] < facts.watched[1]:
+        seen, total = facts.watched
+        said.append(
+            f"{seen} of {total} attention layers were watched; of the others nothing is known."
+        )
+    elif facts.readings and facts.watched is None:
+        said.append("The store does not say which layers were watched.")
+    if 0 < facts.readings < FEW:
+        said.append(f"There are only {count(facts.readings, 'reading')}: a trend needs more.")
+    elif facts.every is not None and facts.every > 1:
+        said.append(
+            f"Every {number(facts.every)} steps were read, as a rule: what came and went in "
+            "between was not seen."
+        )
+    if facts.history.looked_at < facts.readings:
+        said.append(
+            f"Except for the largest score, this report looks at {facts.history.looked_at:,} of "
+            f"{facts.readings:,} readings, evenly chosen."
+        )
+    if facts.dropped:
+        said.append(f"{count(facts.dropped, 'number')} were dropped because the disk was too slow.")
+    if facts.readings and not len(facts.loss.steps):
+        said.append("The store holds no loss, so nothing is said about it.")
+    if facts.readings and facts.cost is None:
+        said.append("The store does not say what the watch cost: that takes some steps to measure.")
+    if facts.history.phase == "eval":
+        said.append("Only evaluation was read: a verdict on training cannot be given.")
+    return said
+
+
+def _state(facts: Facts) -> State:
+    if facts.broken_since is not None or facts.loss.not_finite is not None:
+        return "broken"
+    if by_grade(facts.alarms, "act"):
+        return "sick"
+    if by_grade(facts.alarms, "warn"):
+        return "watch"
+    return "healthy" if facts.readings >= FEWEST else "unknown"
+
+
+def _headline(facts: Facts, state: State) -> str:
+    if state == "unknown":
+        if not facts.readings:
+            return "The store holds no reading, so there is nothing to judge."
+        return f"{count(facts.readings, 'reading')}: too few to judge a training."
+    if state == "broken":
+        return _broken_headline(facts)
+    if state == "healthy":
+        seen = facts.watched
+        if seen is not None and 2 * seen[0] < seen[1]:
+            return f"No sign of illness in the {seen[0]} of {seen[1]} layers that were watched."
+        return f"None of {count(facts.heads, 'head')} needs attention."
+    return _condition(facts)
+
+
+def _since(facts: Facts, state: State) -> int | None:
+    if state == "broken":
+        steps = (facts.broken_since, facts.loss.not_finite)
+        return min(step for step in steps if step is not None)
+    if state in ("sick", "watch"):
+        return min(alarm.since for alarm in _grave(facts))
+    return None
+
+
+def _broken_headline(facts: Facts) -> str:
+    if facts.broken_since is None:
+        return "The loss is no number."
+    if facts.loss.not_finite is None:
+        return "Attention holds NaN or infinity."
+    return "Attention holds NaN or infinity, and the loss is no number."
+
+
+def _condition(facts: Facts) -> str:
+    """How it stands at the end, in the words of the gravest alarm's kind."""
+    grave = _grave(facts)
+    kind = min(grave, key=lambda alarm: alarm.step).kind
+    closed = kind != "growth" and facts.closed > 0
+    concerned = facts.closed if closed else facts.high
+    if kind in CLOSING and concerned:
+        verb = "has" if concerned == 1 else "have"
+        what = "closed" if closed else f"scores above {edge('max_logit'):g}"
+        return f"{concerned:,} of {count(facts.heads, 'head')} {verb} {what}."
+    layers = list(dict.fromkeys(alarm.layer for alarm in grave if alarm.kind == kind))
+    found = KINDS.get(kind, f"{kind} in")
+    return f"{found} {listed([layer or 'the model' for layer in layers], 2)}."
+
+
+def _grave(facts: Facts) -> list[Alarm]:
+    return by_grade(facts.alarms, "act") or by_grade(facts.alarms, "warn")
+
+
+def _ending(facts: Facts) -> list[str]:
+    """How the run ended, where that is worth a sentence."""
+    said = []
+    for crash in facts.crashes:
+        at = f"at step {crash.step:,}"
+        if crash.kind == "loss":
+            said.append(f"The loss was no number {at}.")
+        elif crash.kind == "interrupt":
+            said.append(f"The run was stopped by hand {at}.")
+        elif crash.kind == "signal":
+            said.append(f"The run was terminated from outside (SIGTERM) {at}.")
+        else:
+            said.append(f"The script ended {at} with {sentence(crash.words)}")
+    ended = any(crash.kind != "loss" for crash in facts.crashes)
+    if facts.state == "silent" and not ended:
+        after = "" if facts.last_step is None else f" after step {facts.last_step:,}"
+        said.append(
+            f"The run stopped writing{after} without a word: killed, out of memory, or the "
+            "machine went down."
+        )
+    elif facts.state == "running":
+        said.append("The run is still being written; this is how it stands now.")
+    return said
+
+
+def _story(facts: Facts, state: State) -> list[str]:
+    if not facts.readings:
+        return []
+    said = []
+    if facts.loss.not_finite is not None:
+        said.append(f"The first loss that is no number is that of step {facts.loss.not_finite:,}.")
+    if facts.broken_since is not None:
+        heads = facts.broken or "some"
+        said.append(
+            f"Rows with NaN or infinity were first read at step {facts.broken_since:,}; at the "
+            f"last reading {heads} of {count(facts.heads, 'head')} had them."
+        )
+    if state in ("sick", "watch", "broken"):
+        said += _start(facts)
+    elif facts.peak is not None:
+        said.append(
+            f"The largest score of the run was {number(facts.peak.peak)} "
+            f"({where(facts.peak.layer, facts.peak.head)}, step {facts.peak.peak_step:,})."
+        )
+    said += _now(facts, state)
+    if facts.loss.final is not None:
+        said.append(
+            f"The loss ended at {number(facts.loss.final)} (mean of the last "
+            f"{count(facts.loss.averaged, 'reading')})."
+        )
+    return said
+
+
+def _start(facts: Facts) -> list[str]:
+    head = facts.start
+    if head is None or head.left is None:
+        return []
+    what = (
+        f"its largest score passed {edge('max_logit'):g}"
+        if head.left_by == "max_logit"
+        else f"its softmax closed (passes fell below {edge('passes'):g})"
+    )
+    said = [f"It began in {where(head.layer, head.head)}: at step {head.left:,} {what} for good."]
+    if facts.rate_at_start is not None:
+        said.append(f"The learning rate was {number(facts.rate_at_start)} then.")
+    grew = (
+        f"Its largest score grew from {number(head.first)} to {number(head.peak)} at step "
+        f"{head.peak_step:,}"
+    )
+    if head.doubling is not None:
+        grew += f", doubling every {count(max(1, round(head.doubling)), 'step')} on the way out"
+    return [*said, f"{grew}."]
+
+
+def _now(facts: Facts, state: State) -> list[str]:
+    if state == "healthy" and not (facts.high or facts.closed):
+        return []
+    were = "was" if facts.closed == 1 else "were"
+    said = [
+        f"At the last reading {facts.high:,} of {count(facts.heads, 'head')} had scores above "
+        f"{edge('max_logit'):g}, and {facts.closed:,} {were} closed."
+    ]
+    if state == "healthy":
+        said.append(
+            "Single heads of that kind are normal where nothing grows: heads that look "
+            "at one key are one-hot by right."
+        )
+    return said

@@ -1,0 +1,145 @@
+"""The trend, the stretches, the table and the words."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from watch.alarms.alarm_cases import judged, reading, runaway
+
+from scaledot.watch.alarms import (
+    GRADES,
+    KINDS,
+    RULES,
+    Alarm,
+    Judge,
+    as_json,
+    at_least,
+    from_json,
+    overridden,
+)
+from scaledot.watch.alarms.stretch import LASTS, RESTS, Stretch
+from scaledot.watch.alarms.trend import FEWEST, Trend
+from scaledot.watch.alarms.words import TOLD, line
+
+BOTH = np.arange(2)
+
+
+def test_the_trend_of_an_exponential_is_its_rate_whatever_the_cadence():
+    trend = Trend()
+    trend.grow(2)
+    step = 0
+    for gap in [0, *np.random.default_rng(0).integers(1, 40, 50)]:
+        step += gap
+        trend.add(BOTH, np.array([gap, gap]), np.exp([1 + 0.02 * step, 3 - 0.0 * step]))
+    assert trend.slope == pytest.approx([0.02, 0.0], abs=1e-9)
+    assert trend.level == pytest.approx(np.exp([1 + 0.02 * step, 3]), rel=1e-6)
+    assert trend.known.all()
+
+
+def test_the_trend_forgets_what_is_long_ago():
+    trend = Trend()
+    trend.grow(1)
+    for step in range(1000):
+        score = math.exp(0.01 * min(step, 300))
+        trend.add(np.arange(1), np.array([min(step, 1)]), np.array([score]))
+        if step == 299:
+            assert trend.slope[0] == pytest.approx(0.01, rel=1e-6)
+    assert abs(trend.slope[0]) < 0.001
+
+
+def test_nothing_is_said_of_a_trend_from_few_readings():
+    trend = Trend()
+    trend.grow(2)
+    for _ in range(FEWEST - 1):
+        trend.add(BOTH, np.ones(2), np.array([5.0, 500.0]))
+    assert not trend.known.any()
+
+
+def test_a_stretch_needs_some_readings_to_begin_and_some_to_end():
+    stretch = Stretch()
+    stretch.grow(1)
+    one = np.arange(1)
+
+    def seen(*holds: bool) -> bool:
+        for step, hold in enumerate(holds):
+            stretch.add(one, np.array([hold]), step)
+        return bool(stretch.lasts[0])
+
+    assert not seen(*[True] * (LASTS - 1), False, *[True] * (LASTS - 1))
+    assert seen(True)
+    assert seen(*[False] * (RESTS - 1))
+    assert not seen(False)
+
+
+def test_every_threshold_has_a_source_and_every_kind_its_words():
+    assert set(TOLD) == set(KINDS)
+    for name, rule in RULES.items():
+        assert name.partition(".")[0] == rule.kind
+        assert rule.source
+        assert rule.meaning
+        assert math.isfinite(rule.threshold)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["grwth=3"], "there is no alarm threshold 'grwth'; there are collapse"),
+        (["growth"], "type NAME=NUMBER"),
+        (["growth=much"], "type NAME=NUMBER"),
+        (["growth=-1"], "give a number from 0 up"),
+        (["growth=nan"], "give a number from 0 up"),
+    ],
+)
+def test_a_wrong_threshold_says_what_to_type(given, said):
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+        overridden(given)
+
+
+def test_what_is_overridden_changes_one_number_and_the_table_stays():
+    rules = overridden(["growth=200"])
+    assert rules["growth"].threshold == 200
+    assert {name for name in RULES if rules[name] != RULES[name]} == {"growth"}
+    assert RULES["growth"].threshold == 100
+
+
+def test_grades_are_ordered():
+    assert [[at_least(a, b) for b in GRADES] for a in GRADES] == [
+        [True, False, False],
+        [True, True, False],
+        [True, True, True],
+    ]
+
+
+def test_an_alarm_survives_json_also_with_numbers_that_are_none():
+    alarm = Alarm(3, "act", "broken", "a.b", None, math.inf, 0.0, 2, None, "w", "a", (1, 2))
+    assert from_json(json.loads(json.dumps(as_json(alarm), allow_nan=False))) == alarm
+
+
+def test_the_words_say_where_since_when_how_fast_why_and_what_to_do():
+    judge = Judge(command=["train.py", "--name", "two words"])
+    alarms = judged((reading(s, "blocks.1.attention", 4, **runaway(s)) for s in range(60)), judge)
+    warned = next(alarm for alarm in alarms if alarm.grade == "warn")
+    assert warned.words.startswith("blocks.1.attention, all 4 heads: scores run away")
+    assert f"since step {warned.since}" in warned.words
+    assert "doubling every" in warned.words
+    assert "no longer learns" in warned.words
+    assert warned.advice == "scaledot run --remedy qk-clip:100 train.py --name 'two words'"
+    assert "\n" not in line([warned])
+    assert line([warned, warned, warned]).count("(and 2 more layers)") == 1
+
+
+def test_heads_are_listed_by_number_where_they_are_few():
+    steep = [runaway(s) for s in range(60)]
+    alarms = judged(
+        reading(
+            s,
+            heads=4,
+            max_logit=[steep[s]["max_logit"]] * 2 + [5, steep[s]["max_logit"]],
+            passes=[steep[s]["passes"]] * 2 + [0.7, steep[s]["passes"]],
+        )
+        for s in range(60)
+    )
+    warned = next(alarm for alarm in alarms if alarm.kind == "collapse")
+    assert warned.heads == (0, 1, 3)
+    assert "heads 0, 1 and 3 of 4" in warned.words

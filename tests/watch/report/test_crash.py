@@ -1,0 +1,236 @@
+"""A run that ends badly: the record is kept, and the script notices nothing of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from scaledot import cli
+from scaledot.watch import crash, report
+from scaledot.watch.crash import Crash, Guard
+from scaledot.watch.store import RunReader
+
+TRAIN = """
+    import os, signal, sys, time
+    import torch
+    from torch.nn import functional as F
+
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.eye(8))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def train(steps, broken=None):
+        for step in range(steps):
+            query = torch.randn(1, 2, 5, 8) @ weight
+            loss = F.scaled_dot_product_attention(query, query, query).square().mean()
+            if step == broken:
+                loss = loss * float("nan")
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def kept():
+    return []
+
+
+@pytest.fixture
+def guard(kept):
+    guard = Guard(kept.append, lambda: 7)
+    yield guard
+    guard.remove()
+
+
+def _run(tmp_path, script: str, watched: bool = True) -> tuple[subprocess.CompletedProcess, list]:
+    """The script under `scaledot run`, and the crashes that its store keeps."""
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(script))
+    store = tmp_path / "run.vitals"
+    command = [sys.executable, str(file)]
+    if watched:
+        run = ["-m", "scaledot", "run", "--every", "1", "--store", str(store)]
+        command = [sys.executable, *run, str(file)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    crashes = []
+    if watched:
+        note = RunReader(store).attributes.more.get(crash.NOTE)
+        crashes = crash.from_note(note)
+    return done, crashes
+
+
+def test_an_exception_is_kept_and_the_traceback_is_the_scripts_own(tmp_path, capsys):
+    script = """
+        train(4)
+        raise ValueError("a bad batch")
+    """
+    done, crashes = _run(tmp_path, script)
+    plain, _ = _run(tmp_path, script, watched=False)
+    assert done.returncode == plain.returncode == 1
+    assert plain.stderr in done.stderr
+    assert [(one.kind, one.step, one.words) for one in crashes] == [
+        ("exception", 4, "ValueError: a bad batch")
+    ]
+    assert RunReader(tmp_path / "run.vitals").latest().step == 3
+    assert cli.main(["report", str(tmp_path / "run.vitals")]) == 0
+    assert "The script ended at step 4 with ValueError: a bad batch" in capsys.readouterr().out
+
+
+def test_sigterm_is_kept_and_ends_the_process_as_ever(tmp_path):
+    script = """
+        train(4)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    """
+    done, crashes = _run(tmp_path, script)
+    assert done.returncode == -signal.SIGTERM
+    assert [(one.kind, one.step) for one in crashes] == [("signal", 4)]
+    assert RunReader(tmp_path / "run.vitals").latest().step == 3
+
+
+def test_the_scripts_own_handler_decides_its_exit_code(tmp_path):
+    script = """
+        train(2)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(42))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    """
+    done, crashes = _run(tmp_path, script)
+    assert done.returncode == 42
+    assert crashes == []  # it ended as it wished
+
+
+def test_a_loss_that_is_no_number_is_kept_and_training_goes_on(tmp_path):
+    done, crashes = _run(tmp_path, "train(6, broken=2); print('done')")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert [(one.kind, one.step) for one in crashes] == [("loss", 2)]
+    facts, verdict = report.examine(tmp_path / "run.vitals")
+    assert verdict.state == "broken"
+    assert facts.loss.not_finite == 2
+
+
+def test_a_good_end_leaves_no_record(tmp_path):
+    done, crashes = _run(tmp_path, "train(2); sys.exit(5)")
+    assert (done.returncode, crashes) == (5, [])
+
+
+def test_hook_and_handler_are_put_back(guard):
+    hook, handler = sys.excepthook, signal.getsignal(signal.SIGTERM)
+    guard.install()
+    assert sys.excepthook != hook
+    assert signal.getsignal(signal.SIGTERM) != handler
+    guard.remove()
+    assert sys.excepthook is hook
+    assert signal.getsignal(signal.SIGTERM) is handler
+    guard.remove()  # more than once is fine
+    assert sys.excepthook is hook
+
+
+def test_whoever_came_later_keeps_its_hook(guard, monkeypatch, kept):
+    told = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: told.append(what))
+    guard.install()
+    ours = sys.excepthook
+    later = lambda *what: ours(*what)  # noqa: E731
+    monkeypatch.setattr(sys, "excepthook", later)
+    guard.remove()
+    assert sys.excepthook is later
+    later(ValueError, ValueError("x"), None)
+    assert len(told) == 1  # passed on
+    assert kept == []  # and no longer listened to
+
+
+def test_an_earlier_handler_is_called_after_the_record(guard, kept):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(list(kept)))
+    try:
+        guard.install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not seen and time.monotonic() < deadline:
+            time.sleep(0.01)
+        guard.remove()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [one.kind for one in kept[0]] == ["signal"]
+    assert seen == [kept]
+
+
+def test_an_ignored_signal_stays_ignored(guard):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        guard.install()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        guard.remove()
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_outside_the_main_thread_no_handler_is_touched(guard):
+    handler = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=guard.install)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_each_kind_is_kept_once_with_all_that_came_before(guard, kept):
+    guard.loss(3, 1.0)
+    guard.loss(4, float("nan"))
+    guard.loss(5, float("inf"))
+    guard.exception(RuntimeError("boom"))
+    guard.exception(KeyboardInterrupt())
+    guard.exception(SystemExit(1))
+    kinds = [[one.kind for one in crashes] for crashes in kept]
+    assert kinds == [["loss"], ["loss", "exception"], ["loss", "exception", "interrupt"]]
+    assert (guard.crashes[0].step, guard.crashes[0].words) == (4, "the loss is nan")
+
+
+def test_a_keeper_that_fails_or_hangs_does_not_hold_the_script(monkeypatch, caplog):
+    def fails(crashes):
+        raise OSError("disk full")
+
+    guard = Guard(fails, lambda: 0)
+    guard.exception(ValueError("x"))
+    assert "could not be kept" in caplog.text
+    monkeypatch.setattr(crash, "PATIENCE", 0.1)
+    hangs = threading.Event()
+    guard = Guard(lambda crashes: hangs.wait(30), lambda: 0)
+    began = time.monotonic()
+    guard.exception(ValueError("x"))
+    assert time.monotonic() - began < 5
+    hangs.set()
+
+
+def test_a_forked_copy_keeps_nothing(guard, kept):
+    child = os.fork()
+    if not child:
+        guard.exception(ValueError("x"))
+        os._exit(len(kept))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_note_comes_back_as_it_was_and_a_foreign_one_as_nothing():
+    crashes = [Crash("loss", 3, "the loss is nan", 12.5), Crash("signal", 4, "SIGTERM", 13.0)]
+    assert crash.from_note(json.loads(json.dumps(crash.as_note(crashes)))) == crashes
+    foreign = [{"kind": "unheard", "step": 1, "words": "", "time": 0}, {"step": 1}, "text", None]
+    assert crash.from_note(foreign) == []
+    assert crash.from_note("text") == crash.from_note(None) == []
+
+
+def test_a_long_exception_is_cut(guard):
+    guard.exception(ValueError("x" * 5000))
+    assert len(guard.crashes[0].words) <= crash.LONGEST + 1

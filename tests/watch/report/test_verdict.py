@@ -1,0 +1,312 @@
+"""What the report says of a run, and what it says it does not know."""
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from watch.report_cases import LAYERS, STARTED, collapsing, loss, write_run
+
+from scaledot import cli
+from scaledot.watch import Watch, crash, report
+from scaledot.watch.alarms import of_run
+from scaledot.watch.report import facts as facts_module
+from scaledot.watch.report import judged
+from scaledot.watch.report.history import read_history
+from scaledot.watch.store import RunReader, Store
+
+
+def test_a_healthy_run_is_called_healthy(tmp_path):
+    facts, verdict = report.examine(write_run(tmp_path / "r.vitals"))
+    assert verdict.state == "healthy"
+    assert verdict.headline == "None of 5 heads needs attention."
+    assert (facts.high, facts.closed, facts.broken) == (0, 0, 0)
+    assert facts.remedies == []
+
+
+def test_a_collapse_is_told_with_its_head_its_step_its_growth_and_the_learning_rate(tmp_path):
+    def scalars(step):
+        return {"loss": loss(step), "learning_rate": step / 1000}
+
+    path = write_run(tmp_path / "r.vitals", range(90), ill=collapsing, scalars=scalars)
+    facts, verdict = report.examine(path)
+    assert verdict.state == "sick"
+    # 4 * 2 ** ((step + 8) / 8) passes 100 at step 30: the leading head, eight steps before all.
+    logits = RunReader(path).series("blocks.1.attn", 0, "max_logit")
+    passed = int(logits.steps[np.flatnonzero(logits.values > 100)[0]])
+    assert facts.start is not None
+    assert (facts.start.layer, facts.start.head, facts.start.left) == ("blocks.1.attn", 0, passed)
+    assert facts.start.left_by == "max_logit"
+    assert facts.start.doubling == pytest.approx(8, rel=0.05)
+    assert facts.rate_at_start == pytest.approx(passed / 1000)
+    story = " ".join(verdict.sentences)
+    assert f"It began in blocks.1.attn, head 0: at step {passed}" in story
+    assert "doubling every 8 steps" in story
+    assert f"The learning rate was {passed / 1000:g} then." in story
+    assert facts.remedies[0].name == "qk-clip:100"
+    assert "train.py --lr 3e-2" in facts.remedies[0].command
+
+
+def test_the_sick_demo_is_called_sick_and_the_well_one_healthy(sick_demo, well_demo):
+    facts, verdict = report.examine(sick_demo)
+    assert verdict.state == "sick"
+    assert verdict.since_step is not None
+    assert verdict.since_step < 60
+    assert facts.start is not None
+    assert facts.closed >= 9  # of twelve
+    assert any(alarm.grade == "act" for alarm in facts.alarms)
+    facts, verdict = report.examine(well_demo)
+    assert verdict.state == "healthy"
+    assert facts.heads == 12
+
+
+def test_the_numbers_are_those_of_the_store(sick_demo):
+    facts, _ = report.examine(sick_demo)
+    reader = RunReader(sick_demo)
+    largest = max(float(series.values.max()) for series in reader.vital("max_logit").values())
+    assert facts.peak is not None
+    assert facts.peak.peak == largest
+    for head in facts.worst:
+        for vital in ("max_logit", "passes", "entropy_ratio"):
+            series = reader.series(head.layer, head.head, vital)
+            assert head.last[vital] == pytest.approx(series.values[-1], abs=1e-7)
+            curve = head.curves[vital]
+            at = np.searchsorted(series.steps, curve.steps)
+            np.testing.assert_allclose(curve.numbers, series.values[at], atol=1e-7)
+    losses = reader.scalars("loss").values
+    assert facts.loss.averaged == 7
+    assert facts.loss.final == pytest.approx(losses[-7:].mean())
+    assert facts.alarms == reader.alarms()
+
+
+def test_the_worst_heads_begin_with_those_that_alarms_name(sick_demo):
+    facts, _ = report.examine(sick_demo)
+    assert len(facts.worst) == 5
+    grave = {
+        (alarm.layer, head)
+        for alarm in facts.alarms
+        if alarm.grade == "act"
+        for head in alarm.heads
+    }
+    assert (facts.worst[0].layer, facts.worst[0].head) in grave
+
+
+def test_rows_that_are_no_number_are_named_with_their_step(tmp_path):
+    def ill(step, layer):
+        broken = [0, 0, 3] if layer == "blocks.0.attn" and step >= 33 else 0
+        return {"nonfinite": broken}
+
+    facts, verdict = report.examine(write_run(tmp_path / "r.vitals", ill=ill))
+    assert (verdict.state, verdict.since_step) == ("broken", 33)
+    assert (facts.broken, facts.broken_since) == (1, 33)
+    assert (facts.worst[0].layer, facts.worst[0].head) == ("blocks.0.attn", 2)
+
+
+def test_a_loss_that_is_no_number_is_named_with_its_step(tmp_path):
+    def scalars(step):
+        return {"loss": math.nan if step >= 41 else loss(step)}
+
+    facts, verdict = report.examine(write_run(tmp_path / "r.vitals", scalars=scalars))
+    assert (verdict.state, verdict.since_step) == ("broken", 41)
+    assert "The first loss that is no number is that of step 41." in verdict.sentences
+    assert facts.loss.final is not None
+    assert math.isfinite(facts.loss.final)
+
+
+def test_a_store_without_readings_says_so(tmp_path, capsys):
+    path = tmp_path / "empty.vitals"
+    Store(path).close()
+    facts, verdict = report.examine(path)
+    assert (verdict.state, facts.readings) == ("unknown", 0)
+    assert "holds no reading" in verdict.headline
+    assert cli.main(["report", str(path), "--html", str(tmp_path / "page.html")]) == 0
+    assert "holds no reading" in capsys.readouterr().out
+    assert "holds no reading" in (tmp_path / "page.html").read_text()
+
+
+def test_one_reading_is_too_little_to_judge(tmp_path, capsys):
+    path = write_run(tmp_path / "one.vitals", [0])
+    _, verdict = report.examine(path)
+    assert (verdict.state, verdict.headline) == (
+        "unknown",
+        "1 reading: too few to judge a training.",
+    )
+    assert cli.main(["report", str(path), "--html", str(tmp_path / "page.html")]) == 0
+    assert "too few to judge" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "holds no run yet"), (b"not a database, but some text", "not a run of scaledot")],
+)
+def test_a_foreign_file_is_refused_in_words(tmp_path, capsys, content, words):
+    path = tmp_path / "foreign.vitals"
+    path.write_bytes(content)
+    assert cli.main(["report", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.out == ""
+
+
+def test_a_missing_file_and_three_runs_are_refused(tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path / "none.vitals")]) == 1
+    assert "there is no run at" in capsys.readouterr().err
+    assert cli.main(["report", "a", "b", "c"]) == 2
+    assert "one run, or two" in capsys.readouterr().err
+
+
+def test_without_a_name_the_newest_run_here_is_reported(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path / "here.vitals")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 0
+    assert "here.vitals" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    path = write_run(tmp_path / "r.vitals", range(5))
+    assert cli.main(["report", str(path), "--html", str(tmp_path / "no" / "page.html")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_low_coverage_few_readings_and_rare_readings_are_admitted(tmp_path):
+    few = write_run(tmp_path / "few.vitals", range(5), coverage="2 of 9 attention layers watched")
+    facts, verdict = report.examine(few)
+    assert facts.watched == (2, 9)
+    assert verdict.headline == "No sign of illness in the 2 of 9 layers that were watched."
+    assert any("of the others nothing is known" in line for line in verdict.unknown)
+    assert any("only 5 readings" in line for line in verdict.unknown)
+    rare = write_run(tmp_path / "rare.vitals", range(0, 3000, 50))
+    assert any("Every 50 steps" in line for line in report.examine(rare)[1].unknown)
+
+
+def test_a_single_closed_head_that_does_not_grow_is_healthy(tmp_path):
+    def ill(step, layer):
+        return {"sum_p2": [0.99, 0.2, 0.2]} if layer == "blocks.0.attn" else {}
+
+    facts, verdict = report.examine(write_run(tmp_path / "r.vitals", ill=ill))
+    assert (verdict.state, facts.closed) == ("healthy", 1)
+    assert any("one-hot by right" in sentence for sentence in verdict.sentences)
+
+
+def test_a_head_without_rows_is_not_measured_rather_than_closed(tmp_path):
+    def ill(step, layer):
+        if layer != "blocks.0.attn":
+            return {}
+        return {"rows": [64, 0, 64], "max_logit": [7, -np.inf, 7], "sum_p2": [0.2, 0, 0.2]}
+
+    facts, verdict = report.examine(write_run(tmp_path / "r.vitals", ill=ill))
+    assert (verdict.state, facts.closed) == ("healthy", 0)
+    assert math.isnan(facts.history.last("passes")[1])
+
+
+def test_a_continued_run_is_judged_by_what_replaced_the_repeated_steps(tmp_path):
+    path = write_run(tmp_path / "r.vitals", range(60), ill=collapsing)
+    write_run(path, range(20, 80))  # went back to a checkpoint before it began
+    facts, _ = report.examine(path)
+    assert (facts.segments, facts.last_step, facts.readings) == (2, 79, 80)
+    assert (facts.high, facts.closed) == (0, 0)
+
+
+def test_a_judged_run_keeps_its_own_alarms(tmp_path):
+    path = write_run(tmp_path / "r.vitals", range(90), ill=collapsing, judged=True)
+    facts, verdict = report.examine(path)
+    assert facts.alarms == []  # the rules were asked then, and said nothing
+    assert verdict.state == "healthy"
+    unjudged = write_run(tmp_path / "u.vitals", range(90), ill=collapsing)
+    facts, _ = report.examine(unjudged)
+    assert facts.alarms == of_run(RunReader(unjudged))
+    assert "judged now" in facts.judged
+
+
+def test_a_long_run_without_alarms_is_judged_by_some_of_its_readings(tmp_path, monkeypatch):
+    path = write_run(tmp_path / "r.vitals", range(200), ill=collapsing)
+    reader = RunReader(path)
+    monkeypatch.setattr(judged, "MOST", 5 * 100)
+    alarms, origin = judged.alarms_of(reader, read_history(reader))
+    assert origin.startswith("judged now, from 100 of 200 readings")
+    act = [alarm for alarm in alarms if alarm.grade == "act"]
+    assert {alarm.layer for alarm in act} == {layer for layer, _ in LAYERS}
+
+
+def test_a_thinned_run_keeps_its_peaks_and_its_last_reading(tmp_path):
+    def ill(step, layer):
+        return {"max_logit": 777.0 if step == 501 else 7.0, "sum_p2": step / 2000}
+
+    path = write_run(tmp_path / "r.vitals", range(1000), ill=ill)
+    whole, thin = read_history(RunReader(path)), read_history(RunReader(path), most_others=5 * 100)
+    assert (whole.looked_at, thin.looked_at, thin.readings) == (1000, 100, 1000)
+    assert np.nanmax(thin.spread("max_logit")) == 777
+    np.testing.assert_array_equal(thin.last("passes"), whole.last("passes"))
+
+
+def test_a_run_that_was_killed_and_one_that_is_written_are_told_apart(tmp_path):
+    path = tmp_path / "r.vitals"
+    store = Store(path)
+    write_run(tmp_path / "other.vitals", range(3))
+    store.flush()
+    assert facts_module.read(path).state == "running"
+    assert facts_module.read(path, now=time.time() + 3600).state == "silent"
+    store.close()
+    assert facts_module.read(path).state == "ended"
+
+
+def test_the_end_is_named_with_its_step(tmp_path):
+    notes = crash.as_note([crash.Crash("exception", 57, "ValueError: bad batch", STARTED + 57)])
+    path = write_run(tmp_path / "r.vitals", crash=notes)
+    facts, verdict = report.examine(path)
+    assert [one.step for one in facts.crashes] == [57]
+    assert verdict.sentences[0] == "The script ended at step 57 with ValueError: bad batch."
+
+
+def test_json_says_what_the_report_says(sick_demo, capsys):
+    assert cli.main(["report", str(sick_demo), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    facts, verdict = report.examine(sick_demo)
+    assert data["verdict"]["state"] == verdict.state
+    assert data["verdict"]["sentences"] == verdict.sentences
+    assert data["start"]["layer"] == facts.start.layer
+    assert data["start"]["step"] == facts.start.left
+    assert [head["layer"] for head in data["worst"]] == [head.layer for head in facts.worst]
+    assert data["loss"]["final"] == facts.loss.final
+    assert len(data["alarms"]["list"]) == len(facts.alarms)
+    assert data["remedies"][0]["name"] == "qk-clip:100"
+
+
+def test_json_holds_no_number_that_json_does_not_know(tmp_path, capsys):
+    path = write_run(tmp_path / "r.vitals", scalars=lambda step: {"loss": math.inf})
+    assert cli.main(["report", str(path), "--json"]) == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    data = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert data["loss"]["not_finite_at"] == 0
+    assert data["loss"]["final"] is None
+
+
+def test_the_terminal_has_the_verdict_first_and_the_command_to_type(sick_demo, capsys):
+    assert cli.main(["report", str(sick_demo)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].startswith("✖ Sick since step")
+    assert "--remedy qk-clip:100" in printed
+    assert "--html report.html" in printed
+
+
+def test_what_the_watch_wrote_is_reported_without_a_change(tmp_path):
+    import torch
+    from torch.nn import functional as F
+
+    path = tmp_path / "w.vitals"
+    weight = torch.nn.Parameter(torch.ones(8, 8))
+    optimizer = torch.optim.SGD([weight], lr=0.125)
+    with Watch(every=1, store=path):
+        for _ in range(4):
+            query = torch.randn(1, 2, 5, 8) @ weight
+            F.scaled_dot_product_attention(query, query, query).mean().backward()
+            optimizer.step()
+    facts, verdict = report.examine(path)
+    assert (facts.readings, facts.heads) == (4, 2)
+    assert facts.rate_at(3) == 0.125
+    assert facts.coverage
+    assert verdict.state in ("healthy", "watch")
