@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { csv } from "../src/lib/export";
 import { nearest } from "../src/lib/canned";
-import { alarms, ends, outside, placed, readFrame, scoresOf } from "../src/lib/run";
+import { beyond, ends, outside, placed, readFrame, scoresOf } from "../src/lib/run";
 
 function frame(field: number, start: number, steps: number[], rows: number[][]): ArrayBuffer {
   const columns = rows[0]?.length ?? 0;
@@ -43,10 +43,10 @@ describe("a vital", () => {
   });
   it("raises an alarm for every head outside, the farthest first", () => {
     const values = Float32Array.of(0.5, 9, NaN, 4, 0.01, 30);
-    const found = alarms(values, [2, 4], { low: 0.1, high: 3.5 }, 2);
+    const found = beyond(values, [2, 4], { low: 0.1, high: 3.5 }, 2);
     expect(found.count).toBe(4);
     expect(found.worst.map(({ row, column }) => [row, column])).toEqual([[1, 3], [0, 1]]);
-    expect(alarms(null, [2], undefined).count).toBe(0);
+    expect(beyond(null, [2], undefined).count).toBe(0);
   });
   it("gives five scores of its deviation", () => {
     const scores = scoresOf(9.1).split(",").map(Number);

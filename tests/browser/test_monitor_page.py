@@ -8,6 +8,7 @@ from served_lab import reading
 from test_axe import violations
 
 from scaledot.measure import FLOAT_FIELDS
+from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import RunAttributes, Scalar
 from scaledot.watch.store import Store
 
@@ -34,6 +35,30 @@ def value(step: int, field: str, head: int) -> float:
 def written(number: float) -> str:
     """As JavaScript writes it."""
     return repr(number).removesuffix(".0")
+
+
+def alarm(step: int, grade: str, layer: str, head: int | None) -> Alarm:
+    words = f"{layer}: its scores run away"
+    return Alarm(step, grade, "collapse", layer, head, 0.7, 0.5, step, None, words, "scaledot top")
+
+
+def test_alarms_are_told_as_they_come_and_lead_to_their_head(chromium, lab_of, path):
+    with Store(path, RunAttributes(command=("train.py",), model="Tiny")) as store:
+        store.write_alarms([alarm(1, "note", "blocks.0.attn", 1)])
+        write(store, 0, 1)
+        address = f"{lab_of(path)}#v=1&lesson=monitor"
+        with opened(chromium, address, bypass_csp=True) as page:
+            told = page.page.locator("[data-grade]")
+            expect(told).to_have_count(1)
+            store.write_alarms([alarm(2, "act", "blocks.1.attn", 4)])
+            write(store, 2, 3)
+            expect(told).to_have_count(2)
+            assert [one.get_attribute("data-grade") for one in told.all()] == ["act", "note"]
+            expect(told.first).to_contain_text("blocks.1.attn: its scores run away")
+            assert violations(page.page) == []
+            told.first.locator("button").click()
+            expect(page.page.locator("#head-title")).to_have_text("Head 4 of blocks.1.attn")
+            expect(page.page.locator('[data-monitor="step"]')).to_have_text("2")
 
 
 def test_it_follows_pauses_and_leads_to_the_lesson(chromium, lab_of, path):

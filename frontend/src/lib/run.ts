@@ -12,8 +12,19 @@ export interface Header {
   steps: number[];
   bands: Record<string, { low: number | null; high: number | null; words: string }>;
   losses: Losses;
+  alarms: Alarm[];
   run: { path: string; command: string; model: string };
   status: Status;
+}
+
+/** What the rules of the watch said, in words; head is null where it is about a whole layer. */
+export interface Alarm {
+  step: number;
+  grade: "note" | "warn" | "act";
+  kind: string;
+  layer: string;
+  head: number | null;
+  words: string;
 }
 
 export interface Losses {
@@ -85,20 +96,20 @@ export function outside(
   return (band.low !== null && value < band.low) || (band.high !== null && value > band.high);
 }
 
-export interface Alarm {
+export interface Beyond {
   row: number;
   column: number;
   value: number;
 }
 
 /** How many heads are outside of the band, and those farthest out. */
-export function alarms(
+export function beyond(
   values: Float32Array | null,
   heads: number[], // of each layer
   band: { low: number | null; high: number | null } | undefined,
   most = 6,
-): { count: number; worst: Alarm[] } {
-  const found: { count: number; worst: (Alarm & { away: number })[] } = { count: 0, worst: [] };
+): { count: number; worst: Beyond[] } {
+  const found: { count: number; worst: (Beyond & { away: number })[] } = { count: 0, worst: [] };
   let at = 0;
   heads.forEach((count, row) => {
     for (let column = 0; column < count; column++, at++) {
