@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from scaledot.watch.probes.compiled import constant
 from scaledot.watch.reading import Phase
 
 
@@ -51,7 +52,7 @@ _BUFFER = torch.zeros(
 )  # never read: an operator that writes is not removed from a graph
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _number_of_trace() -> int:
     """Stands for the optimizer whose step is being compiled."""
     return -1 - next(_numbers)

@@ -62,7 +62,7 @@ def test_additive_is_judged_in_bfloat16_and_reported_in_float32():
     assert found == [
         ("additive", "1x8x1024x128", "bfloat16", ">= 20"),
         ("additive", "1x8x1024x128", "float32", ""),
-        ("additive_memory", "1x8x1024x128", "bfloat16", "<= 256"),
+        ("additive_memory", "1x8x1024x128", "bfloat16", "<= 4096"),
         ("additive_eager_memory", "1x8x1024x128", "bfloat16", ""),
     ]
 

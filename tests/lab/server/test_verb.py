@@ -25,6 +25,8 @@ from scaledot.lab.server.page import MissingPage, load_page
 from scaledot.watch.store import Store
 
 STUB = (
+    # a shell's background jobs, and so their children, do not hear Ctrl-C
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
     "import sys, pathlib, functools, scaledot.lab.server as s, scaledot.cli as cli;"
     "s.load_page = functools.partial(s.load_page, pathlib.Path(sys.argv.pop(1)));"
     "sys.exit(cli.main(['lab', *sys.argv[1:]]))"

@@ -52,7 +52,7 @@ def _stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
     return softmax
 
 
-@torch.compiler.assume_constant_result
+@compiled.constant
 def _note_traced(dimensions: int) -> int:
     """Runs while the compiler traces: there is no graph yet to be followed."""
     for keeper in hub.inventory():

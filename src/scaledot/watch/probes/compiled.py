@@ -33,6 +33,15 @@ class Site(NamedTuple):
 sites: list[Site] = []
 
 
+def constant(function: Any) -> Any:
+    """Dynamo runs the function once, while it traces, and keeps what it gave.
+
+    What torch.compiler.assume_constant_result does, without importing the compiler for it.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
 def tracing() -> bool:
     """Whether Dynamo reads this line. Constant to it: the branch costs nothing.
 
@@ -42,7 +51,7 @@ def tracing() -> bool:
     return torch.compiler.is_dynamo_compiling() and not exporting()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def site_of_call(with_grad: bool) -> int:
     """Runs once, while the compiler traces: which module it is in goes into the graph as a number.
 
@@ -55,7 +64,7 @@ def site_of_call(with_grad: bool) -> int:
     return sites.index(site)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def cannot_see(kind: str, reason: str) -> int:
     """Runs once, while the compiler traces a call that no operator can look into."""
     if not hub.is_quiet():
@@ -63,7 +72,7 @@ def cannot_see(kind: str, reason: str) -> int:
     return 0
 
 
-@torch.compiler.assume_constant_result
+@constant
 def keeps_own(kind: str, reason: str) -> int:
     """Runs once, while the compiler traces a call that was to be replaced and is not."""
     hub.keeps_own(kind, reason, module_being_traced())

@@ -186,7 +186,7 @@ def _tell_if_tracing() -> None:
         _tell()
 
 
-@torch.compiler.assume_constant_result
+@compiled.constant
 def _tell() -> int:
     """Runs once, while the compiler traces."""
     rules = [rule for some in _rules.values() for rule in some] + _everywhere
