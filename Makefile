@@ -12,19 +12,22 @@ TORCH := $(VENV)/torch
 INSTALLED := $(VENV)/installed
 BUILT_FROM := pyproject.toml hatch_build.py build_page.py $(wildcard src/scaledot/backends/cpu/native/*.cpp)
 
+TIMED := tests/browser/test_latency.py tests/browser/test_monitor_page.py
+
 .PHONY: demo test check page browser bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/scaledot demo
 
 # One thread for each of the two workers: two times two threads would fight for two cores.
-# The GPU kernels have a process of their own: Triton decides at import whether it interprets. So has
-# the browser, which needs the other core for itself: some of its tests measure time.
+# The GPU kernels have a process of their own: Triton decides at import whether it interprets. So have
+# the browser's tests that measure time: they need the other core for the browser.
 test: check page browser
 	$(BIN)/python build_page.py --test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/cuda --ignore=tests/browser
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest -n 2 tests/cuda
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 tests/browser $(addprefix --ignore=,$(TIMED))
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TIMED)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

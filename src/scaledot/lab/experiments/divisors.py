@@ -12,8 +12,8 @@ from scaledot.lab.experiments.lesson import Claim, Control, Lesson, claim, seed_
 from scaledot.measure import SATURATED_ABOVE
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel", "cosine")
-ENTRIES = 2**17  # of q, and of k
-SCORES = 2**15  # of each rule
+ENTRIES = 2**16  # of q, and of k
+SCORES = 2**14  # of each rule
 HEAD_COUNTS = (1, 2, 8, 12, 96)
 
 
