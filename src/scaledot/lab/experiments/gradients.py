@@ -13,7 +13,7 @@ from scaledot.lab.experiments.lesson import Claim, Control, Lesson, claim, seed_
 
 RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel", "cosine")
 HEADS = 8  # for sqrt_dmodel
-QUERIES = 64  # of one problem: rows that share their keys
+QUERIES = 32  # of one problem: rows that share their keys
 ENTRIES = 5 * 2**16  # of q: wide vectors come in fewer rows, to answer within a slider's time
 SILENT = 1e-3
 EDGES = tuple(10.0 ** (power / 4) for power in range(-32, 9))  # 1e-8 to 100, four a decade
