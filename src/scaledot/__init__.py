@@ -19,6 +19,7 @@ from scaledot.measure import RowState, Vitals
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from scaledot import distributed
     from scaledot.watch import Watch
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "attention_varlen_with_vitals",
     "attention_with_vitals",
     "backend_for",
+    "distributed",
     "measure",
     "nn",
     "scale",
@@ -45,4 +47,8 @@ def __getattr__(name: str) -> Any:
         from scaledot.watch import Watch
 
         return Watch
+    if name == "distributed":
+        import scaledot.distributed
+
+        return scaledot.distributed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

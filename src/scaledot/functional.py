@@ -56,7 +56,7 @@ def attention(
         out = torch_sdpa.straight(query, key, value, bool(is_causal))
         if out is not None:
             return out
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     problem = describe(
         query,
         key,
@@ -73,7 +73,7 @@ def attention(
         key_lengths=key_lengths,
         num_heads=num_heads,
     )
-    return _shaped(backends.choose(problem, backend).attend(problem).out, problem)
+    return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
 def attention_with_vitals(
@@ -99,7 +99,7 @@ def attention_with_vitals(
 
     The vitals carry no graph and change nothing of the output. per_row=True adds one number a row.
     """
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     problem = describe(
         query,
         key,
@@ -139,7 +139,7 @@ def vitals(
     backend: str | None = None,
 ) -> Vitals:
     """The vital signs alone: no values, no output. For looking into somebody else's attention."""
-    query, key = _autocast(query, key)
+    query, key = autocast(query, key)
     problem = describe(
         query,
         key,
@@ -184,7 +184,7 @@ def attention_varlen(
 
     Sequence i owns the tokens cu_seqlens[i] to cu_seqlens[i + 1]; no row sees another sequence.
     """
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     problem = describe(
         query,
         key,
@@ -201,7 +201,7 @@ def attention_varlen(
         num_heads=num_heads,
         cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
     )
-    return _shaped(backends.choose(problem, backend).attend(problem).out, problem)
+    return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
 def attention_varlen_with_vitals(
@@ -224,7 +224,7 @@ def attention_varlen_with_vitals(
     backend: str | None = None,
 ) -> tuple[Tensor, Vitals]:
     """`attention_varlen` and its vitals, [sequences, heads]; per row [heads, tokens]."""
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     problem = describe(
         query,
         key,
@@ -264,7 +264,7 @@ def vitals_varlen(
     backend: str | None = None,
 ) -> Vitals:
     """The vital signs of packed sequences alone, [sequences, heads]."""
-    query, key = _autocast(query, key)
+    query, key = autocast(query, key)
     problem = describe(
         query,
         key,
@@ -311,7 +311,7 @@ def additive_attention(
     query and key are already projected, weight is [width] or [heads, width], the default scale 1.
     The [Q, K, width] tensor of the plain formula never exists.
     """
-    query, key, value, weight = _autocast(query, key, value, weight)
+    query, key, value, weight = autocast(query, key, value, weight)
     problem = describe(
         query,
         key,
@@ -329,7 +329,7 @@ def additive_attention(
         num_heads=num_heads,
         weight=weight,
     )
-    return _shaped(backends.choose(problem, backend).attend(problem).out, problem)
+    return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
 def additive_attention_with_vitals(
@@ -353,7 +353,7 @@ def additive_attention_with_vitals(
     backend: str | None = None,
 ) -> tuple[Tensor, Vitals]:
     """`additive_attention` and the vitals of its softmax."""
-    query, key, value, weight = _autocast(query, key, value, weight)
+    query, key, value, weight = autocast(query, key, value, weight)
     problem = describe(
         query,
         key,
@@ -395,7 +395,7 @@ def backend_for(
     """Takes `attention`'s arguments; vitals=True asks for its twin, no value for `vitals`."""
     asked = kwargs.pop("backend", None)
     wants_vitals = kwargs.pop("vitals", False) or value is None
-    tensors = _autocast(query, key) if value is None else _autocast(query, key, value)
+    tensors = autocast(query, key) if value is None else autocast(query, key, value)
     query, key, *rest = tensors
     problem = describe(
         query,
@@ -419,11 +419,11 @@ def _with_vitals(problem: Problem, backend: str | None) -> tuple[Tensor, Vitals]
     if problem.per_row:
         row_lead = problem.lead if problem.cu_seqlens_q is None else problem.lead[1:]
     measured = vitals_from(result, problem.lead, row_lead)
-    out = result.out if problem.value is None else _shaped(result.out, problem)
+    out = result.out if problem.value is None else shaped(result.out, problem)
     return out, measured
 
 
-def _shaped(out: Tensor, problem: Problem) -> Tensor:
+def shaped(out: Tensor, problem: Problem) -> Tensor:
     """[B, H, Q, V] back to the caller's rank."""
     if problem.cu_seqlens_q is not None:
         return out.squeeze(0).transpose(0, 1)
@@ -432,7 +432,7 @@ def _shaped(out: Tensor, problem: Problem) -> Tensor:
     return out.reshape(*problem.lead, *out.shape[-2:])
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """What torch's autocast does to its own attention: float32 becomes the autocast type."""
     if not isinstance(tensors[0], Tensor):
         return tensors

@@ -1,13 +1,15 @@
 """The table of backends, fastest first, and who serves a problem.
 
 A backend is a module with a `name`, `refuses(problem) -> reason | None`, `how(problem) -> words`,
-and `attend(problem) -> Result`. One that is asked for by name never falls back silently.
+and `attend(problem) -> Result`; those that measure have an `engine` (operators.Engine) too. One
+that is asked for by name never falls back silently.
 """
 
 from types import ModuleType
 
 from scaledot.backends import cpu, torch_sdpa
 from scaledot.backends.cuda import hopper, portable
+from scaledot.backends.operators import Engine
 from scaledot.problem import Problem
 
 TABLE: tuple[ModuleType, ...] = (torch_sdpa, hopper, cpu, portable)
@@ -29,6 +31,16 @@ def choose(problem: Problem, asked: str | None = None) -> ModuleType:
             return backend
     names = ", ".join(repr(backend.name) for backend in TABLE)
     raise ValueError(f"backend={asked!r} does not exist; use one of {names}")
+
+
+def engine_for(problem: Problem, asked: str | None = None) -> Engine:
+    """The kernels themselves of the first backend that has any and serves the problem."""
+    for backend in TABLE:
+        meant = asked in (None, backend.name) and hasattr(backend, "engine")
+        if meant and backend.refuses(problem) is None:
+            return backend.engine
+    served = choose(problem, asked)  # says why, if no backend serves it at all
+    raise ValueError(f"backend={served.name!r} has no kernels that can serve a part of the keys")
 
 
 def explain(problem: Problem) -> dict[str, str | None]:

@@ -47,6 +47,19 @@ Backward = Callable[[Inputs, Settings, Tensor, Tensor, Tensor, Wanted], Gradient
 Attend = Callable[[Inputs, Settings, bool, bool], Result]
 
 
+class Engine(NamedTuple):
+    """A pair of kernels behind operators, and without them: no graph, no tracing.
+
+    forward(inputs, settings, wants_vitals, per_row) gives the output and what was measured;
+    backward(inputs, settings, grad_out, out, lse, wanted) may be given a part of the keys with the
+    out and lse of all of them: it returns that part's gradients.
+    """
+
+    attend: Attend
+    forward: Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]]
+    backward: Backward
+
+
 def inputs_of(problem: Any) -> Inputs:
     """The tensors of a problem, and a fresh seed where it drops weights out."""
     seed = None
@@ -55,8 +68,8 @@ def inputs_of(problem: Any) -> Inputs:
     return Inputs._make([*(getattr(problem, name) for name in Inputs._fields[:-1]), seed])
 
 
-def define(name: str, forward: Forward, backward: Backward, devices: Sequence[str]) -> Attend:
-    """Registers scaledot::{name}_forward and _backward; returns the call that uses them."""
+def define(name: str, forward: Forward, backward: Backward, devices: Sequence[str]) -> Engine:
+    """Registers scaledot::{name}_forward and _backward; returns the calls that use them."""
     library.define(
         f"{name}_forward({_TENSORS}, {_SETTINGS}, bool wants_vitals, bool per_row) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -69,12 +82,21 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
     forward_op = getattr(torch.ops.scaledot, f"{name}_forward")
     backward_op = getattr(torch.ops.scaledot, f"{name}_backward")
 
-    def run_forward(*arguments: Any) -> tuple[Tensor, ...]:
-        inputs, settings, (wants_vitals, per_row) = _split(arguments)
+    def bare_forward(
+        inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
+    ) -> tuple[Tensor, Measured]:
         with _undisturbed(inputs.query):
             out = _new_output(inputs)
             place = None if inputs.value is None else out
-            found = forward(inputs, settings, place, wants_vitals, per_row)
+            return out, forward(inputs, settings, place, wants_vitals, per_row)
+
+    def bare_backward(inputs: Inputs, *arguments: Any) -> Gradients:
+        with _undisturbed(inputs.query):
+            return backward(inputs, *arguments)
+
+    def run_forward(*arguments: Any) -> tuple[Tensor, ...]:
+        inputs, settings, (wants_vitals, per_row) = _split(arguments)
+        out, found = bare_forward(inputs, settings, wants_vitals, per_row)
         nothing = found.lse.new_empty(0)
         return (
             out,
@@ -86,11 +108,8 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
 
     def run_backward(*arguments: Any) -> tuple[Tensor, ...]:
         inputs, settings, (grad_out, out, lse, *wanted) = _split(arguments)
-        with _undisturbed(inputs.query):
-            grads = backward(inputs, settings, grad_out, out, lse, Wanted(*wanted))
-            return tuple(
-                grad_out.new_empty(0) if grad is None else grad.contiguous() for grad in grads
-            )
+        grads = bare_backward(inputs, settings, grad_out, out, lse, Wanted(*wanted))
+        return tuple(grad_out.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
     for device in devices:
         library.impl(f"{name}_forward", run_forward, device)
@@ -124,7 +143,7 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         out, _, *measured = run(*arguments)
         return Result(out, *measured)
 
-    return attend
+    return Engine(attend, bare_forward, bare_backward)
 
 
 def _is_plain(inputs: Inputs) -> bool:

@@ -6,6 +6,7 @@ from scaledot.measure import Result
 from scaledot.problem import Problem
 
 name = "cpu"
+engine = ops.engine
 
 
 def refuses(problem: Problem) -> str | None:
@@ -25,4 +26,4 @@ def how(problem: Problem) -> str:
 
 def attend(problem: Problem) -> Result:
     inputs = operators.inputs_of(problem)
-    return ops.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)
+    return engine.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)

@@ -22,12 +22,13 @@ CHUNK = 128  # rows that share one Gram matrix
 def gram_moments(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """count, mean, sum of squared deviations of each row, [B, G, repeats, Q]; float64."""
     shape = (plan.batch, plan.groups, plan.repeats, plan.queries)
-    mean = torch.zeros(shape, dtype=torch.float64)
-    m2 = torch.zeros(shape, dtype=torch.float64)
-    counts = torch.zeros(shape, dtype=torch.int64)
+    device = plan.query.device
+    mean = torch.zeros(shape, dtype=torch.float64, device=device)
+    m2 = torch.zeros(shape, dtype=torch.float64, device=device)
+    counts = torch.zeros(shape, dtype=torch.int64, device=device)
     for part in plan.slabs:
         place = (slice(part.start, part.stop), ..., slice(part.row, part.row_end))
-        count = part.diagonal.counts(part.row, part.row_end)
+        count = part.diagonal.counts(part.row, part.row_end).to(device)
         counts[place] = count
         if mean[place].numel() and part.diagonal.keys:
             mean[place], m2[place] = _slab_moments(plan, part, count)
@@ -71,8 +72,8 @@ class RunningGram:
         heads, _, width = keys.shape
         self.keys, self.centre = keys, centre
         self.start = self.stop = 0  # no keys yet
-        self.first = torch.zeros(heads, width, 1, dtype=torch.float64)
-        self.second = torch.zeros(heads, width, width, dtype=torch.float64)
+        self.first = centre.new_zeros(heads, width, 1)
+        self.second = centre.new_zeros(heads, width, width)
 
     def centred(self, start: int, stop: int) -> Tensor:
         return self.keys[:, start:stop].double() - self.centre
@@ -101,8 +102,7 @@ def _chunk_sums(
     shape = (rows.shape[0], repeats, row_end - row)
     low, high = diagonal.low(row), diagonal.high(row_end - 1)
     core_low, core_high = diagonal.low(row_end - 1), diagonal.high(row)  # seen by every row
-    first = torch.zeros(shape, dtype=torch.float64)
-    second = torch.zeros(shape, dtype=torch.float64)
+    first, second = rows.new_zeros(shape), rows.new_zeros(shape)
     if core_low < core_high:
         gram.move(core_low, core_high)
         first += torch.bmm(rows, gram.first).view(shape)
@@ -110,13 +110,13 @@ def _chunk_sums(
         edges = [(low, core_low), (core_high, high)]
     else:
         edges = [(low, high)]
-    index = torch.arange(row, row_end).unsqueeze(1)
+    index = torch.arange(row, row_end, device=rows.device).unsqueeze(1)
     for start, stop in edges:
         for key in range(start, stop, 1024):
             key_end = min(key + 1024, stop)
             scores = torch.bmm(rows, gram.centred(key, key_end).transpose(1, 2))
             scores = scores.view(*shape, key_end - key)
-            columns = torch.arange(key, key_end)
+            columns = torch.arange(key, key_end, device=rows.device)
             if diagonal.right is not None:
                 outside = columns > index + (diagonal.offset + diagonal.right)
                 scores.masked_fill_(outside, 0.0)

@@ -27,4 +27,4 @@ def _backward(
     return run_backward(inputs, settings, grad_out, out, lse, wanted)
 
 
-attend = operators.define("cpu", _forward, _backward, ("CPU",))
+engine = operators.define("cpu", _forward, _backward, ("CPU",))

@@ -26,7 +26,7 @@ def how(problem: Problem) -> str:
 
 def attend(problem: Problem) -> Result:
     inputs = operators.inputs_of(problem)
-    return _attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)
+    return engine.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)
 
 
 def _forward(
@@ -42,4 +42,4 @@ def _forward(
     return backend.measured(lse, rows, inputs, settings, None, wants_vitals, per_row)
 
 
-_attend = operators.define("triton", _forward, backend.backward, ("CUDA", "CPU"))
+engine = operators.define("triton", _forward, backend.backward, ("CUDA", "CPU"))

@@ -60,7 +60,7 @@ def how(problem: Problem) -> str:
 
 def attend(problem: Problem) -> Result:
     inputs = operators.inputs_of(problem)
-    return _attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)
+    return engine.attend(inputs, problem.settings, problem.wants_vitals, problem.per_row)
 
 
 def _forward(
@@ -89,4 +89,4 @@ def _by_gram(inputs: Inputs, settings: Settings) -> bool:
     return everything_is_seen and long and not settings.log_n
 
 
-_attend = operators.define("hopper", _forward, backend.backward, ("CUDA",))
+engine = operators.define("hopper", _forward, backend.backward, ("CUDA",))
