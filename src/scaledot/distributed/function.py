@@ -69,8 +69,7 @@ def _add_block(partial: Partial, call: Call, inputs: Inputs, here: Round, block:
     part, rows = _part(inputs, here, block), slice(*block.rows)
     settings = block.sight.settings(call.settings)
     out, found = call.engine.forward(part, settings, call.measures, call.measures)
-    block_out = None if part.value is None else out.to(partial.lse.dtype)
-    partial.add(rows, block_out, found.lse, found.rows)
+    partial.add(rows, None if part.value is None else out, found.lse, found.rows)
     if call.measures:
         clean = part._replace(key=part.key.nan_to_num(0.0, 0.0, 0.0))  # rows that see it are broken
         moments = gram_moments(Plan(clean, settings))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scaledot.backends.combine import combine
 from scaledot.measure import ROW_FIELDS, Rows
 
 MAX_LOGIT, LSE, ENTROPY, TOP_P, SUM_P2 = range(len(ROW_FIELDS))
@@ -69,8 +70,7 @@ class Partial:
         pivot = torch.where(both == -math.inf, 0.0, both)
         share, block_share = (before - pivot).exp(), (lse - pivot).exp()
         if self.out is not None and out is not None:
-            acc = self.out[..., rows, :]
-            acc.mul_(share.unsqueeze(-1)).add_(out * block_share.unsqueeze(-1))
+            combine(self.out[..., rows, :], share, out, block_share)
         if measured is not None:
             self._add_measured(place, measured, (before, lse, pivot), (share, block_share))
         self.lse[place] = both
