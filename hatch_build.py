@@ -70,11 +70,15 @@ class CustomBuildHook(BuildHookInterface):
         built = []
         for name, flags in BUILDS.get(platform.machine(), GENERIC).items():
             target = folder / name
-            command = [compiler, *FLAGS, *flags, "-o", str(target), str(folder / "kernel.cpp")]
+            # Written aside and renamed: who loads it, or builds it too, never meets half a file.
+            aside = folder / f"{os.getpid()}-{name}"
+            command = [compiler, *FLAGS, *flags, "-o", str(aside), str(folder / "kernel.cpp")]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
+                aside.unlink(missing_ok=True)
                 self._give_up(f"{' '.join(command)}: {result.stderr.strip()[-500:]}", wish)
                 continue
+            aside.replace(target)
             built.append(target.relative_to(self.root))
         if built:
             build_data["artifacts"] += [f"/{path}" for path in built]

@@ -16,11 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scaledot.backends.cpu.logits import Plan
+from scaledot.backends.cpu.native.whole import is_whole
 from scaledot.backends.cpu.tiles import Slab
 from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.problem import Problem, Settings
 
+NOT_INSTALLED = "the compiled kernel is not installed: install from source with a C++ compiler"
+FOLDER = pathlib.Path(__file__).parent
 PANEL = 64  # keys of a packed panel, as in kernel.cpp
 ROWS = 96  # rows of a unit of work, as there
 LANES = 16  # widths are padded to whole vectors
@@ -52,16 +55,33 @@ class Call(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The kernel built for this processor, None where there is none."""
-    file = BUILDS.get(torch.backends.cpu.get_cpu_capability(), "kernel-generic.so")
-    path = pathlib.Path(__file__).with_name(file)
-    if not path.exists():
+    if fault() is not None:
         return None
-    loaded = ctypes.CDLL(str(path))
+    loaded = ctypes.CDLL(str(_file()))
     loaded.scratch_size.restype = ctypes.c_int64
     loaded.scratch_size.argtypes = [ctypes.c_void_p]
     loaded.run.restype = None
     loaded.run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return loaded
+
+
+def fault() -> str | None:
+    """Why there is no kernel to load."""
+    path = _file()
+    if not path.exists():
+        return NOT_INSTALLED
+    if not is_whole(path):
+        return f"the compiled kernel {path.name} is cut short: install scaledot again"
+    return None
+
+
+@functools.cache  # every call that the tiles serve asks
+def _why_not() -> str:
+    return fault() or NOT_INSTALLED
+
+
+def _file() -> pathlib.Path:
+    return FOLDER / BUILDS.get(torch.backends.cpu.get_cpu_capability(), "kernel-generic.so")
 
 
 @functools.cache
@@ -76,7 +96,7 @@ def team() -> int | None:
 def refuses(call: Inputs | Problem, settings: Settings) -> str | None:
     """Why the kernel cannot serve a call of finite numbers, None when it can."""
     if library() is None:
-        return "the compiled kernel is not installed: install from source with a C++ compiler"
+        return _why_not()
     if call.query.dtype == torch.float64:
         return "the compiled kernel computes in float32"
     if call.mask is not None and call.mask.dtype != torch.bool:
