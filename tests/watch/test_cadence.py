@@ -190,3 +190,48 @@ def test_steps_that_are_not_due_do_not_look(monkeypatch):
         train(model, steps=5)
         assert len(looked) == 2
     assert torch.is_grad_enabled()
+
+
+def test_ranks_that_share_a_cadence_look_at_the_same_steps():
+    """One affords every step, the other every hundredth; they hear of it four steps later."""
+    clocks = [Clock(), Clock()]
+    cadences = [Cadence(budget=0.01, clock=clock) for clock in clocks]
+    wishes, due = {}, [[], []]
+    for step in range(300):
+        for rank, (cadence, clock) in enumerate(zip(cadences, clocks, strict=True)):
+            cadence.shared = True
+            clock.now += 0.1
+            if cadence.due:
+                due[rank].append(step)
+                clock.now += (spent := (1e-5, 0.05)[rank])
+                cadence.spend(spent)
+            was_due = cadence.due
+            cadence.close_step()
+            if was_due:
+                wishes.setdefault(step, []).append(cadence.wish)
+        for cadence in cadences:
+            if step - 4 in wishes and (agreed := max(wishes[step - 4])):
+                cadence.agree(agreed)
+    assert wishes[0] == [0, 0]  # the first sample pays for what is built once
+    assert wishes[1][0] == 1
+    assert due[0] == due[1]
+    assert due[0][:2] == [0, 1]
+    assert 2 < len(due[0]) < 10
+
+
+def test_a_rank_that_is_left_alone_decides_for_itself_again():
+    clock = Clock()
+    cadence = Cadence(budget=0.01, clock=clock)
+    cadence.shared = True
+    assert run(cadence, clock, 200, cost=1e-4) == [0, 1]  # nobody has said anything
+    cadence.alone()
+    assert run(cadence, clock, 5, cost=1e-4)
+
+
+def test_an_interval_that_was_asked_for_is_kept_whatever_the_ranks_wish():
+    clock = Clock()
+    cadence = Cadence(every=3, clock=clock)
+    cadence.shared = True
+    cadence.agree(50)
+    assert run(cadence, clock, 10) == [0, 3, 6, 9]
+    assert cadence.wish == 0

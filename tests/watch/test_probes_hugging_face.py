@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch.nn import functional as F
 from watched_models import VOCABULARY, assert_reads, record_calls
 
 from scaledot import Watch, reference
@@ -216,6 +217,32 @@ def test_unknown_implementations_are_named(monkeypatch):
         layer = model.model.layers[0].self_attn
         layer(torch.randn(2, 7, 16), (torch.ones(2, 7, 4), torch.zeros(2, 7, 4)), None)
     assert "the watch does not know what 'sage' computes" in str(watch.coverage())
+
+
+def through_torch(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """An implementation of somebody's own, as people register them."""
+    key, value = (tensor.repeat_interleave(2, 1) for tensor in (key, value))
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("compile", [False, True])
+def test_unknown_implementations_that_call_torchs_function_are_read_there(monkeypatch, compile):
+    from transformers.modeling_utils import AttentionInterface
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "mine", through_torch)
+    model = llama("eager")
+    model.config._attn_implementation = "mine"
+    layer = model.model.layers[0].self_attn
+    torch._dynamo.reset()
+    run = torch.compile(layer, backend="aot_eager", fullgraph=True) if compile else layer
+    with Watch(model, every=1, store=(readings := [])) as watch:
+        run(torch.randn(2, 7, 16), (torch.ones(2, 7, 4), torch.zeros(2, 7, 4)), None)
+    assert [reading.layer for reading in readings] == LLAMA_LAYERS[:1]
+    assert readings[0].value("pairs").tolist() == [2 * 28] * 4
+    assert "does not know" not in str(watch.coverage())
 
 
 def test_registry_and_names_are_left_alone():

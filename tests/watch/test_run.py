@@ -436,7 +436,9 @@ def test_processes_do_not_share_a_file(folder):
 def test_coverage_and_notes_are_in_the_file_while_the_script_runs(folder, capsys):
     store = inside.LateStore(folder / "run.vitals", claim=False, main=True)
     watched = [Coverage(("a",)), Coverage(("a",), ("b",)), Coverage(("a", "b"))]
-    store.watch = SimpleNamespace(coverage=lambda: watched.pop(0), models=lambda: "a model")
+    store.watch = SimpleNamespace(
+        coverage_in_words=lambda: str(watched.pop(0)), models=lambda: "a model", silent=False
+    )
     store.note("cadence", "every 3 steps")
     store.note("coverage", "too early: there is no file")
     assert not list(folder.iterdir())

@@ -46,6 +46,8 @@ class Cadence:
         self.clock = clock
         self.step = 0
         self.due = True  # now, in the step that is running
+        self.shared = False  # all ranks of a job look at the same steps: `agree` says when
+        self._agreed = False
         self.startup = 0.0  # seconds that the first sample took
         self._step_time: float | None = None
         self._spent = 0.0  # in this step
@@ -88,9 +90,34 @@ class Cadence:
         if self.due:
             self._last_due = self.step
         self.step += 1
-        if not self.fixed:
+        if not (self.fixed or self.shared):
             self.every = self._affordable()
+        elif not (self.fixed or self._agreed) and self.step > 1:
+            self.every = RAREST  # the ranks have measured once, and will hear from each other
         self.due = self.step - self._last_due >= self.every
+
+    @property
+    def wish(self) -> int:
+        """The interval that this rank can afford, for all ranks to hear; 0: not known yet.
+
+        It holds until the next sample, and is long enough to pay back what was overdrawn.
+        """
+        if self.fixed or not self._samples:
+            return 0
+        budget, step = AIM * self.budget, median(self._steps)
+        every = median(self._samples) / (budget * step)
+        debt = (self._charged / budget - self._elapsed) / step
+        return max(1, min(math.ceil(max(every, min(debt, 10.0 * every))), RAREST))
+
+    def agree(self, every: int) -> None:
+        """The rarest that any rank has wished for, told to all of them after the same step."""
+        if self.shared and not self.fixed:
+            self.every, self._agreed = every, True
+            self.due = self.step - self._last_due >= every
+
+    def alone(self) -> None:
+        """The other ranks are gone: this one decides for itself again."""
+        self.shared = False
 
     def _account(self) -> None:
         if self.step == 0:

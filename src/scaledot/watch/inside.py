@@ -11,7 +11,7 @@ from typing import Any
 
 from scaledot.watch.alarms import Alarm, overridden
 from scaledot.watch.alarms.telling import Telling
-from scaledot.watch.coverage import Coverage
+from scaledot.watch.ranks.files import file_of, rank_here
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import Store, StoreError
 from scaledot.watch.watch import Watch
@@ -35,6 +35,7 @@ class Session:
         rules = overridden(options.get("alarm") or ())
         self.watch = Watch(
             every=options["every"],
+            ranks=options.get("ranks", "merge"),
             store=self.store,
             replace=options["replace"],
             alarms={name: rule.threshold for name, rule in rules.items()},
@@ -57,8 +58,8 @@ class Session:
             self.store.telling.over = True
         self.watch.remove()
         self.store.close()
-        if self.store.refused:
-            return  # that was said when it happened
+        if self.store.refused or self.watch.silent:
+            return  # that was said when it happened, or rank 0 speaks
         if not self.store.steps:
             # begun: there will be no further step in which attention could be seen.
             self.nothing = str(dataclasses.replace(self.watch.coverage(), begun=True))
@@ -70,7 +71,7 @@ class Session:
         assert store.path is not None
         cost = "not known after so few steps" if share is None else f"{share:.2%} of the step time"
         parts = [
-            str(store.coverage),
+            store.coverage,
             f"{_count(store.readings, 'reading')} in {_count(store.steps, 'step')}",
             f"own cost {cost}",
             *store.losses(),
@@ -81,7 +82,14 @@ class Session:
 
 
 class LateStore:
-    """Opens its file with the first reading: a script without attention leaves none behind."""
+    """Opens its file with the first reading: a script without attention leaves none behind.
+
+    In a job of several ranks rank 0 alone opens one; the others hear of alarms, for one may end
+    the run.
+    """
+
+    on_every_rank = True
+    closes_with_watch = True
 
     def __init__(self, wish: Path, *, claim: bool, main: bool) -> None:
         """claim: the name was not asked for, so a file that exists is somebody else's."""
@@ -89,7 +97,7 @@ class LateStore:
         self.path: Path | None = None
         self.watch: Watch | None = None
         self.telling: Telling | None = None
-        self.coverage: Coverage | None = None
+        self.coverage = ""
         self.readings = 0
         self.steps = 0  # that were read
         self.speaks = False
@@ -101,6 +109,9 @@ class LateStore:
         self._last_step = -1
 
     def write(self, readings: Sequence[Reading] = (), scalars: Sequence[Scalar] = ()) -> bool:
+        if self._silent:
+            self._check()
+            return True
         if self._store is None and readings and not self.refused:
             self._open()
         if self._store is None:
@@ -112,15 +123,24 @@ class LateStore:
         self.steps += len(steps)
         self._last_step = max(steps, default=self._last_step)
         taken = self._store.write(readings, scalars)
-        if self.telling is not None:
-            self.telling.check()
+        self._check()
         return taken
 
     def write_alarms(self, alarms: Sequence[Alarm]) -> None:
         if self._store is not None:
             self._store.write_alarms(alarms)
         if self.telling is not None:
+            if self._silent:
+                self.telling.file = None
             self.telling.tell(alarms)
+
+    @property
+    def _silent(self) -> bool:
+        return self.watch is not None and self.watch.silent
+
+    def _check(self) -> None:
+        if self.telling is not None:
+            self.telling.check()
 
     def say(self, line: str) -> None:
         if self.speaks:
@@ -148,7 +168,7 @@ class LateStore:
             self._store.close()
 
     def _open(self) -> None:
-        rank = _rank()
+        rank = rank_here()
         self.speaks = not rank
         path = file_of(self.wish, rank, self._main)
         try:
@@ -157,6 +177,8 @@ class LateStore:
             model = "" if self.watch is None else self.watch.models()
             attributes = dataclasses.replace(RunAttributes.here(), model=model)
             self._store = Store(self.path, attributes)
+            # It would close at the exit before the session has handed on its last readings.
+            atexit.unregister(self._store.close)
         except (StoreError, OSError) as error:
             self.refused = True
             say(f"nothing is kept: {error}")
@@ -171,23 +193,14 @@ class LateStore:
         if self._store is None or self.watch is None or (layers and layers <= self._layers):
             return
         self._layers |= layers or set()
-        self.coverage = self.watch.coverage()
-        self._store.note("coverage", str(self.coverage))
+        self.coverage = self.watch.coverage_in_words()
+        self._store.note("coverage", self.coverage)
 
 
 def _file_of_alarms(options: Mapping[str, Any], main: bool) -> Path | None:
-    """Ranks write into files of their own, as their readings do."""
+    """Processes by themselves write into files of their own, as their readings do."""
     wish = options.get("alarms")
-    return file_of(Path(wish), _rank(), main) if wish else None
-
-
-def file_of(wish: Path, rank: int | None, main: bool) -> Path:
-    """The file of a process: each rank and each further process has one of its own."""
-    if rank:
-        return wish.with_name(f"{wish.stem}.rank{rank}{wish.suffix}")
-    if rank is None and not main:
-        return wish.with_name(f"{wish.stem}.process{os.getpid()}{wish.suffix}")
-    return wish
+    return file_of(Path(wish), rank_here(), main) if wish else None
 
 
 def say(line: str) -> None:
@@ -199,16 +212,6 @@ def shown(path: Path) -> str:
     """As short as it can be typed here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _rank() -> int | None:
-    """None where nobody has counted the processes."""
-    import torch.distributed
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else None
 
 
 def _claimed(path: Path) -> Path:

@@ -54,6 +54,10 @@ class Names:
         """Of a module below a root."""
         return self._names[module]
 
+    def names(self) -> list[str]:
+        """Of all modules that have one."""
+        return list(self._names.values())
+
     def refresh(self) -> None:
         """Name what was added to the models since they were looked at."""
         for root in self.roots():

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from scaledot.watch.ranks.files import Silence
 from scaledot.watch.reading import Reading, Scalar
 
 log = logging.getLogger("scaledot.watch")
@@ -29,6 +30,20 @@ def delivery_to(target: Any) -> Deliver:
             deliver(reading)
 
     return one_by_one
+
+
+def by_rank_0(receiver: Callable[..., Any], target: Any, job: Silence) -> Callable[..., Any]:
+    """In a job of several ranks the readings are the same on all: one of them hands them on.
+
+    A target that says `on_every_rank` gets them on all, and knows what to do with them.
+    """
+    if getattr(target, "on_every_rank", False):
+        return receiver
+
+    def hand_on(*things: Any) -> Any:
+        return None if job.silent else receiver(*things)
+
+    return hand_on
 
 
 def close_all(targets: Iterable[Any]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scaledot.watch.alarms import GRADES, overridden
+from scaledot.watch.ranks.job import MODES
 from scaledot.watch.store import RunReader, StoreError
 
 OPTIONS = "SCALEDOT_RUN"  # the environment variable that carries the options to every process
@@ -34,8 +35,9 @@ class Launch(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "scaledot run [--every N] [--store FILE] [--replace] [--fail-on GRADE] [--alarms FILE]\n"
-        "                    [--alarm NAME=NUMBER] [--remedy SPEC [--dry-run]] "
-        "SCRIPT [arguments...]\n"
+        "                    [--alarm NAME=NUMBER] [--ranks merge|apart] "
+        "[--remedy SPEC [--dry-run]]\n"
+        "                    SCRIPT [arguments...]\n"
         "       scaledot run [...] -m MODULE [arguments...]\n"
         "       scaledot run [...] torchrun --nproc-per-node 2 SCRIPT [arguments...]"
     )
@@ -71,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=NUMBER",
         help="another threshold for an alarm (growth=200), or none of that kind (growth=off)",
+    )
+    parser.add_argument(
+        "--ranks",
+        choices=MODES,
+        default="merge",
+        help="of a job of several processes: the readings of all ranks in one file (merge, the "
+        "default), or a file for each (apart)",
     )
     parser.add_argument(
         "--remedy", metavar="SPEC", help="apply a remedy after each step, such as qk-clip:100"
@@ -119,6 +128,7 @@ def launch_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Launc
         "claim": args.store is None,
         "every": args.every,
         "replace": args.replace,
+        "ranks": args.ranks,
         "alarm": args.alarm or [],
         "alarms": None if args.alarms is None else str(args.alarms.absolute()),
         "fail_on": args.fail_on,

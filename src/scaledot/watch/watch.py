@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace as replaced
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +25,19 @@ from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
 from scaledot.watch.probes import hub, place
 from scaledot.watch.probes.seen import Seen
+from scaledot.watch.ranks import shares
+from scaledot.watch.ranks.files import RankStore, file_of, rank_here
+from scaledot.watch.ranks.job import PATIENCE, Job, Mode, Traffic
+from scaledot.watch.ranks.parcel import Parcel
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
-from scaledot.watch.receivers import Deliver, close_all, delivery_to, is_path
+from scaledot.watch.receivers import Deliver, by_rank_0, close_all, delivery_to, is_path
 from scaledot.watch.steps import StepEnds, learning_rate, phase_of
 
 log = logging.getLogger("scaledot.watch")
 
 # How many steps' numbers may be on their way from the device before we wait for the oldest.
 IN_FLIGHT = 8
+LAST_PATIENCE = 2.0  # seconds that a process which ends badly waits for the other ranks
 NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
 
@@ -58,6 +64,11 @@ class Watch:
     on; SystemExit ends it.
     losses: keep what backward is called on as the series "loss", where that is one number.
     close_sinks: close the sinks when the watch is removed; False: they are used again.
+    ranks: with torch.distributed make the watch on every rank. "merge": the readings are those of
+    all ranks' rows, heads and layers, and the same on every rank; rank 0 writes. "apart": each
+    rank has its own, and a file of its own. tensor_parallel, pipeline_parallel: a 1-D DeviceMesh or
+    a process group, where ranks share the heads of a layer or number their layers from 0 each, and
+    no DTensor tells.
     """
 
     def __init__(
@@ -72,6 +83,9 @@ class Watch:
         close_sinks: bool = True,
         alarms: bool | Mapping[str, float] | Judge = True,
         on_alarm: Callable[[Alarm], Any] | None = None,
+        ranks: Mode = "merge",
+        tensor_parallel: Any = None,
+        pipeline_parallel: Any = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(
@@ -87,6 +101,8 @@ class Watch:
         self._on_alarm = on_alarm
         self._evaluations = Evaluations(self.cadence)
         self._names = Names(model)
+        self._job = Job(ranks, tensor_parallel, pipeline_parallel, self._names.names)
+        self._firsts: dict[str, int] = {}  # of layers whose heads are shared out: which is ours
         self._account = Account(self._names, replace)
         self._gathering = Gathering()
         self._heads: dict[str, int] = {}
@@ -95,12 +111,18 @@ class Watch:
         self._coming: list[Late] = []
         self._steps_looked_at = 0
         self._own_store: Any = None
-        self._store = self._opened(store)
+        self._store = self._opened(store, ranks)
         sinks = list(sinks)
         self._closed_at_end = sinks if close_sinks else []
         targets = [*([] if self._store is None else [self._store]), *sinks]
-        self._deliveries: list[Deliver] = [delivery_to(target) for target in targets]
-        self._told = [one.write_alarms for one in targets if hasattr(one, "write_alarms")]
+        self._deliveries: list[Deliver] = [
+            by_rank_0(delivery_to(one), one, self._job) for one in targets
+        ]
+        self._told = [
+            by_rank_0(one.write_alarms, one, self._job)
+            for one in targets
+            if hasattr(one, "write_alarms")
+        ]
         if self._judge is not None:
             self._note("judged", True)
         self._ends = StepEnds(self._step_ended)
@@ -120,6 +142,20 @@ class Watch:
     def coverage(self) -> Coverage:
         """What is watched and what is not; `print` it."""
         return self._account.coverage(self._steps_looked_at > 0)
+
+    def coverage_in_words(self) -> str:
+        """With the ranks that were asked, where there are several."""
+        return "; ".join(filter(None, [str(self.coverage()), self.ranks.words()]))
+
+    @property
+    def ranks(self) -> Traffic:
+        """The job that this process is a rank of, and what its ranks have told each other."""
+        return self._job.traffic
+
+    @property
+    def silent(self) -> bool:
+        """Whether rank 0 writes and speaks for this one."""
+        return self._job.silent
 
     def models(self) -> str:
         """The models that were met, in words; "" where there is none, or none any more."""
@@ -141,9 +177,10 @@ class Watch:
             self._deliver(all_of_it=True)
         finally:  # a callback may end the process
             self._note_coverage()
-            if self._own_store is not None:
-                self._own_store.close()
+            if self._own_store is not None or hasattr(self._store, "closes_with_watch"):
+                self._store.close()
             close_all(self._closed_at_end)
+            self._job.leave()
 
     def __enter__(self) -> "Watch":
         return self
@@ -180,8 +217,13 @@ class Watch:
                 return
         elif not self._evaluations.takes(layer):
             return
-        with self._timed_on_device(seen.query), _undisturbed():
-            self._add(layer, phase, seen.measure(), seen.module or module)
+        if seen.over_ranks and not self._all_measure(phase):
+            if self._job.apart:
+                self.cannot_see(seen.kind, "ranks that share its tokens measure together", None)
+            return
+        if seen.counts or seen.over_ranks:
+            with self._timed_on_device(seen.query), _undisturbed():
+                self._add(layer, phase, seen, where, seen.module or module)
         self._account.saw(name or layer)
         spent = self.cadence.clock() - began
         self.cadence.spend(spent)
@@ -198,8 +240,25 @@ class Watch:
             return "train" if seen.training else "eval"
         return phase_of(module, where.inside_function)
 
-    def _add(self, layer: str, phase: Phase, vitals: Vitals, module: nn.Module | None) -> None:
+    def _all_measure(self, phase: Phase) -> bool:
+        """Whether every rank measures this call: who did so alone would wait for the others.
+
+        The first step has none, until the ranks know of each other; an evaluation only where its
+        calls are counted, for time passes differently on each.
+        """
+        return self._job.together and (phase == "train" or self.cadence.fixed)
+
+    def _add(
+        self, layer: str, phase: Phase, seen: Seen, where: place.Place, module: nn.Module | None
+    ) -> None:
+        vitals = seen.measure()
         heads = _number_of_heads(vitals, module)
+        share = shares.Share(seen.first or 0, seen.counts)
+        if seen.first is None:
+            share = shares.share_of(where.modules, heads)
+        if not share.counts:
+            return
+        self._firsts[layer] = share.first
         if self._heads.setdefault(layer, heads) != heads:
             layer = f"{layer} ({heads} heads)"
         self._gathering.add(layer, phase, vitals, heads)
@@ -229,17 +288,24 @@ class Watch:
         began = self.cadence.clock()
         due, anything = self.cadence.due, bool(self._gathering)
         step = self.cadence.step
+        if not self._removed:
+            self._job.join()
+        elif anything or self._waiting:
+            self._job.join(PATIENCE / 2)  # a run without steps, and perhaps without other ranks
+        self.cadence.shared = self._job.together
         with _undisturbed():
             self._waiting += self._gathering.close(step)
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
+            self._send(step, due)
             return
         self.cadence.close_step()
-        if due and anything:
+        if due and (anything or self._job.together):
             self._scalars += self._numbers_of(step, optimizer)
             self._coming += self._loss_of(step)
         elif self._losses is not None:
             self._losses.drop()
+        self._send(step, due)
         if due and self._steps_looked_at < NOTED:
             self._steps_looked_at += 1
             if optimizer is not None and not self._account.knows_models():
@@ -247,6 +313,18 @@ class Watch:
                     self._account.add(root)
             self._note_coverage()
         self._account.looking = self.cadence.due and self._steps_looked_at < NOTED
+
+    def _send(self, step: int, due: bool) -> None:
+        """To the other ranks, with what waited for a step that all of them measure."""
+        if not (self._job.together and (due or self._removed)):
+            return
+        waiting, self._waiting = self._waiting, []
+        scalars, self._scalars = self._scalars, []
+        coming, self._coming = self._coming, []
+        wish, told = self.cadence.wish, self._job.told()
+        self._job.put(
+            Parcel(step, waiting, scalars, coming, wish, self._removed, dict(self._firsts), told)
+        )
 
     def _numbers_of(self, step: int, optimizer: Optimizer | None) -> list[Scalar]:
         rate = None if optimizer is None else learning_rate(optimizer)
@@ -261,17 +339,13 @@ class Watch:
         loss = None if self._losses is None else self._losses.taken(step)
         return [] if loss is None else [loss]
 
-    def _deliver(self, all_of_it: bool = False) -> None:
-        """Whatever has arrived from the device, oldest first."""
+    def _deliver(self, all_of_it: bool = False, patience: float = PATIENCE) -> None:
+        """Whatever has arrived from the device and the other ranks, oldest first."""
         began = self.cadence.clock()
-        arrived: list[Reading] = []
-        while self._waiting:
-            if not (all_of_it or self._waiting[0].here or len(self._waiting) > IN_FLIGHT):
-                break
-            arrived += self._waiting.pop(0).readings()
-        while self._coming and (all_of_it or self._coming[0].here or len(self._coming) > IN_FLIGHT):
-            self._scalars.append(self._coming.pop(0).scalar())
-        scalars, self._scalars = self._scalars, []
+        arrived, scalars = self._from_ranks(all_of_it, patience)
+        if not self._job.together:  # else it waits for a step that all ranks measure
+            ours = self._from_device(all_of_it)
+            arrived, scalars = arrived + ours[0], scalars + ours[1]
         for one in arrived:
             self.latest[Key(one.layer, one.phase)] = one
         if arrived or scalars:
@@ -283,6 +357,35 @@ class Watch:
         for scalar in scalars:
             if scalar.name == reading.LOSS:
                 self.guard.loss(scalar.step, scalar.value)
+
+    def _from_ranks(self, all_of_it: bool, patience: float) -> tuple[list[Reading], list[Scalar]]:
+        arrived: list[Reading] = []
+        scalars: list[Scalar] = []
+        before = self._job.traffic.note()
+        with _undisturbed():
+            found = self._job.take(self.cadence.step, all_of_it, patience)
+        for one in found:
+            arrived += one.readings
+            scalars += one.scalars
+            if one.wish:
+                self.cadence.agree(one.wish)
+        if not self._job.together:
+            self.cadence.alone()
+        if before != (note := self._job.traffic.note()):
+            self._note("ranks", note)
+            self._note_coverage()
+        return arrived, scalars
+
+    def _from_device(self, all_of_it: bool) -> tuple[list[Reading], list[Scalar]]:
+        arrived: list[Reading] = []
+        while self._waiting:
+            if not (all_of_it or self._waiting[0].here or len(self._waiting) > IN_FLIGHT):
+                break
+            arrived += self._waiting.pop(0).readings()
+        while self._coming and (all_of_it or self._coming[0].here or len(self._coming) > IN_FLIGHT):
+            self._scalars.append(self._coming.pop(0).scalar())
+        scalars, self._scalars = self._scalars, []
+        return arrived, scalars
 
     def _hand(self, what: str, receiver: Callable[..., Any], *things: Any) -> None:
         try:
@@ -313,29 +416,41 @@ class Watch:
 
     def _keep_crashes(self, crashes: list[crash.Crash]) -> None:
         """Everything that is there reaches the disk; called from a thread of the guard's."""
-        self._deliver(all_of_it=True)
+        # A loss that is no number ends nothing by itself: the other ranks are still there.
+        ends = any(one.kind != "loss" for one in crashes)
+        self._deliver(ends or not self._job.together, LAST_PATIENCE)
         self._note(crash.NOTE, crash.as_note(crashes))
         if callable(flush := getattr(self._store, "flush", None)):
             flush()
 
-    def _opened(self, store: Any) -> Any:
+    def _opened(self, store: Any, ranks: Mode) -> Any:
         if not is_path(store):
             return store
-        from scaledot.watch.store import Store
 
-        attributes = RunAttributes.here(self.model, budget=self.cadence.budget)
-        if self.model is not None:
-            attributes = replaced(attributes, model=models.in_words([self.model]))
-        self._own_store = Store(store, attributes)
+        def opened(path: Path) -> Any:
+            from scaledot.watch.store import Store
+
+            attributes = RunAttributes.here(self.model, budget=self.cadence.budget)
+            if self.model is not None:
+                attributes = replaced(attributes, model=models.in_words([self.model]))
+            return Store(path, attributes)
+
+        path, rank = Path(store), rank_here()
+        if ranks == "apart":
+            self._own_store = opened(file_of(path, rank, main=True))
+        else:
+            self._own_store = RankStore(path, opened, self._job) if rank else opened(path)
         return self._own_store
 
     def _note(self, name: str, value: Any) -> None:
+        if self.silent:
+            return
         if callable(note := getattr(self._store, "note", None)):
             note(name, value)
 
     def _note_coverage(self) -> None:
         if hasattr(self._store, "note"):
-            self._note("coverage", str(self.coverage()))
+            self._note("coverage", self.coverage_in_words())
             self._note("cadence", str(self.cadence))
             if self.model is None and (words := self.models()):
                 self._note("model", words)

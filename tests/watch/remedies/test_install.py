@@ -11,7 +11,7 @@ from watched_models import TinyGPT, language_loss, train
 
 from scaledot import Watch
 from scaledot.watch.probes import hub
-from scaledot.watch.remedies import install
+from scaledot.watch.remedies import RemedyError, install
 
 LIMIT = 2.0
 
@@ -324,3 +324,101 @@ def test_a_compiled_model_is_clipped(fresh_dynamo):
         assert not installed.refused
         assert installed.clips
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def stopped_and_resumed(make, remedy, batches):
+    """The second half of a run, in another model, from what a checkpoint would hold."""
+    model = training(make)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with Watch(model, every=1, alarms=False) as watch:
+        installed = install(watch, remedy, say=lambda line: None)
+        half = len(batches) // 2
+        one_by_one(model, optimizer, batches[:half])
+        checkpoint = {name: value.clone() for name, value in model.state_dict().items()}
+        kept = installed.state_dict()
+        whole = one_by_one(model, optimizer, batches[half:])
+        installed.remove()
+    again = training(make)
+    again.load_state_dict(checkpoint)
+    optimizer = torch.optim.SGD(again.parameters(), lr=1e-2)
+    with Watch(again, every=1, alarms=False) as watch:
+        installed = install(watch, remedy, say=lambda line: None)
+        installed.load_state_dict(kept)
+        resumed = one_by_one(again, optimizer, batches[half:])
+        installed.remove()
+    return kept, whole, resumed
+
+
+def one_by_one(model, optimizer, batches):
+    losses = []
+    for tokens in batches:
+        loss = language_loss(model(tokens), tokens)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy", "keys"),
+    [
+        (TinyGPT, "temperature:2", {"layers.0.attn.factor", "layers.1.attn.factor"}),
+        (Curved, "qk-clip:2", {"attend.factor"}),
+        (Outside, "qk-clip:2", set()),
+        (TinyGPT, "log-n", {".keys"}),
+        (TinyGPT, "softcap:1", set()),
+        (TinyGPT, "qk-norm", set()),
+    ],
+)
+def test_a_run_resumes_from_its_checkpoint_to_the_bit(make, remedy, keys):
+    """The second half has longer sequences: log-n must not take its number from them."""
+    batches = [(torch.arange(14) * step).view(2, 7) % 29 for step in (1, 2)]
+    batches += [(torch.arange(22) * step).view(2, 11) % 29 for step in (3, 4)]
+    kept, whole, resumed = stopped_and_resumed(make, remedy, batches)
+    assert set(kept) == keys
+    assert whole == resumed
+    if any(key.endswith("factor") for key in keys):
+        assert any((factor < 1).any() for factor in kept.values())
+
+
+def test_factors_of_another_model_are_refused():
+    with Watch(training(TinyGPT), every=1, alarms=False) as watch:
+        installed = install(watch, "temperature:2", say=lambda line: None)
+        with pytest.raises(RemedyError, match=r"give what the remedy's state_dict\(\) returned"):
+            installed.load_state_dict({"layers.0.attn.weight": torch.ones(3)})
+        installed.load_state_dict({"layers.0.attn.factor": torch.ones(5)})
+        with pytest.raises(RemedyError, match="factors for 5 heads and the call has 3"):
+            watch.model(TOKENS)
+        installed.remove()
+
+
+def test_what_is_done_goes_to_the_log_of_a_script(caplog):
+    """Without `say`."""
+    model = training(Outside)
+    with Watch(model, every=1, alarms=False) as watch, caplog.at_level("WARNING", "scaledot.watch"):
+        install(watch, f"qk-clip:{LIMIT}")
+        model(TOKENS).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+    assert "scales attend since step 0: head" in caplog.text
+
+
+class Twice(Outside):
+    """Two attentions in one module."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        q, k = (part(x)[:, None] for part in (self.to_q, self.to_k))
+        first = F.scaled_dot_product_attention(q, k, x[:, None])
+        return self.head((first + F.scaled_dot_product_attention(2 * q, k, x[:, None]))[:, 0])
+
+
+def test_two_calls_of_one_module_get_no_factor():
+    model = training(Twice)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with Watch(model, every=1, alarms=False) as watch:
+        installed = install(watch, "temperature:0.1", say=lambda line: None)
+        model(TOKENS).sum().backward()
+        optimizer.step()
+    assert set(installed.refused) == {"Twice", "Twice#2"}
+    assert all("more than once" in reason for reason in installed.refused.values())

@@ -1,9 +1,4 @@
-"""FSDP2: weights are DTensors between steps, and each rank scales the rows that it holds."""
-
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+"""FSDP2 on one rank: weights are DTensors between steps. Several ranks are in test_ranks.py."""
 
 import pytest
 import torch
@@ -18,7 +13,6 @@ from scaledot.watch.remedies import RemedyError, apply, install
 
 # Of a model whose output is a view, as is any Linear's of three dimensions.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -91,49 +85,3 @@ def plain(make):
 def test_sigma_reparam_comes_before_sharding(mesh):
     with pytest.raises(RemedyError, match=r"apply it before fully_shard\(model\)"):
         apply("sigma-reparam", sharded(Outside, mesh))
-
-
-RANK = """
-    import sys
-    sys.path.insert(0, {tests!r})
-    import torch, torch.distributed as dist
-    from remedied_models import TOKENS, Outside, made
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from scaledot import Watch
-    from scaledot.watch.remedies import install
-
-    rank = int(sys.argv[1])
-    dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-    model = fully_shard(made(Outside).train(), mesh=init_device_mesh("cpu", (2,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with Watch(model, every=1, store=(readings := []), alarms=False) as watch:
-        install(watch, "qk-clip:2", say=lambda line: None)
-        for _ in range(2):
-            model(TOKENS[rank : rank + 1]).sum().backward()
-            optimizer.step()
-    state = {{name: value.full_tensor() for name, value in model.state_dict().items()}}
-    maxima = [torch.from_numpy(one.value("max_logit")) for one in readings]
-    if rank == 0:
-        torch.save((state, maxima), sys.argv[3])
-    dist.barrier()
-    dist.destroy_process_group()
-"""
-
-
-def test_two_ranks_clip_by_the_larger_of_their_logits(tmp_path):
-    """Each has half of the rows and half of the batch."""
-    script = tmp_path / "rank.py"
-    script.write_text(textwrap.dedent(RANK.format(tests=str(TESTS))))
-    saved = tmp_path / "saved.pt"
-    arguments = [str(tmp_path / "meeting"), str(saved)]
-    ranks = [
-        subprocess.Popen([sys.executable, str(script), str(rank), *arguments]) for rank in (0, 1)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    state, readings = torch.load(saved, weights_only=True)
-    model = made(Outside)
-    apply("qk-clip:2", model, inputs=TOKENS)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(state[name], value, rtol=1e-9, atol=0)
-    assert (readings[1] <= 2 * (1 + 1e-6)).all()

@@ -27,7 +27,8 @@ class Telling:
     ) -> None:
         self.over = False  # the training has ended: there is nothing left to end
         self.counts: dict[str, int] = {}  # by grade
-        self._say, self._file, self._fail_on = say, file, fail_on
+        self.file = file  # None: nobody reads lines, or another rank writes them
+        self._say, self._fail_on = say, fail_on
         self._fatal: Alarm | None = None
         self._said: set[tuple[str, str]] = set()  # kinds and grades
 
@@ -68,12 +69,12 @@ class Telling:
         return self._fail_on is not None and at_least(alarm.grade, self._fail_on)
 
     def _write(self, alarms: Sequence[Alarm]) -> None:
-        if self._file is None:
+        if self.file is None:
             return
         try:
-            with self._file.open("a", encoding="utf-8") as lines:
+            with self.file.open("a", encoding="utf-8") as lines:
                 lines.writelines(json.dumps(as_json(one)) + "\n" for one in alarms)
         except OSError as error:
             with contextlib.suppress(Exception):
-                self._say(f"no alarms go to {self._file}: {error.strerror}")
-            self._file = None
+                self._say(f"no alarms go to {self.file}: {error.strerror}")
+            self.file = None

@@ -3,8 +3,9 @@
 `hub` knows the watches that listen and puts the probes in place for the first of them, `patch`
 swaps a function and swaps it back, `place` says which module is running. The rest are the places:
 `sdpa` (torch's function), `multihead` (torch's modules), `hugging_face` (transformers' registry),
-`diffusers` (its dispatcher), `own` (scaledot's functions), `flash` (flash_attn's functions), `flex`
-(FlexAttention), and `by_hand`, which can only name what it finds. `compiled`, `in_graph` and
-`multihead_compiled` are what of them is left inside torch.compile, `replacing` puts scaledot's
-attention in the place of theirs.
+`diffusers` (its dispatcher), `own` (scaledot's functions), `over_ranks` (those of several ranks),
+`flash` (flash_attn's functions), `flex` (FlexAttention), and `by_hand`, which can only name what it
+finds. `compiled`, `in_graph`, `multihead_compiled` and `hugging_face_compiled` are what of them is
+left inside torch.compile, `sharded` what DTensors need, `replacing` puts scaledot's attention in
+the place of theirs.
 """

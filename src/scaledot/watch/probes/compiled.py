@@ -67,7 +67,7 @@ def site_of_call(with_grad: bool) -> int:
 @constant
 def cannot_see(kind: str, reason: str) -> int:
     """Runs once, while the compiler traces a call that no operator can look into."""
-    if not hub.is_quiet():
+    if not (hub.is_quiet() or already_seen()):
         hub.cannot_see(kind, reason, module_being_traced())
     return 0
 
@@ -77,6 +77,17 @@ def keeps_own(kind: str, reason: str) -> int:
     """Runs once, while the compiler traces a call that was to be replaced and is not."""
     hub.keeps_own(kind, reason, module_being_traced())
     return 0
+
+
+def seen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls it. Whatever another probe meets inside is part of a call that was seen already."""
+    return original(*args, **kwargs)
+
+
+@constant
+def already_seen() -> bool:
+    """Runs once, while the compiler traces: whether it is inside of what `seen` has called."""
+    return any(tracer.f_code is seen.__code__ for tracer in _tracers())
 
 
 def module_being_traced() -> nn.Module | None:

@@ -42,6 +42,7 @@ def _probe(original: Callable[..., Any], name: str) -> Callable[..., Any]:
                     compiled.cannot_see(kind, reason)
                 else:
                     in_graph.look(kind, **_arguments(name, given))
+                    return compiled.seen(original, **given)
             return original(**given)
         if hub.replacing():
             out = _replaced(name, given, kind, reason)

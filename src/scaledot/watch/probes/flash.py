@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub
+from scaledot.watch.probes import compiled, hub, in_graph
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
@@ -49,18 +49,22 @@ PLACES = tuple((module, partial(probes, module)) for module in MODULES)
 
 def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
+    names = tuple(signature.parameters)
+    usual = {name: signature.parameters[name].default for name in names if name not in FOLLOWED}
     kind = f"flash_attn.{original.__name__}"
 
     def attention(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if compiled.tracing():
-                compiled.cannot_see(kind, "it is inside torch.compile")
+                # Dynamo knows no inspect.signature.
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                _look_in_graph(kind, given, usual)
             return original(*args, **kwargs)
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        reason = _why_not_read(signature, given)
+        reason = _why_not_read(given, usual)
         if replacing:
             out = _replaced(signature, given, kind, reason)
             if out is not KEPT:
@@ -80,13 +84,31 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def _why_not_read(signature: inspect.Signature, given: dict[str, Any]) -> str:
+def _look_in_graph(kind: str, given: dict[str, Any], usual: dict[str, Any]) -> None:
+    """Traced: leaves an operator beside the call."""
+    if reason := _why_not_read(given, usual):
+        compiled.cannot_see(kind, reason)
+    else:
+        query, key, _ = _tensors(given)
+        assert key is not None
+        lengths = _lengths(given)
+        if lengths is None:
+            in_graph.look(kind, query.transpose(1, 2), key.transpose(1, 2), **_rules(given))
+        else:
+            packed = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1]}
+            in_graph.look(kind, query, key, **packed, **_rules(given))
+    if hub.replacing_in_graphs:
+        compiled.keeps_own(kind, "it is inside torch.compile")
+
+
+def _why_not_read(given: dict[str, Any], usual: dict[str, Any]) -> str:
+    """usual: the defaults of the arguments that are not followed."""
     if "k_cache" in given:
         return "it reads keys from a cache"
-    for name, value in given.items():
-        usual = signature.parameters[name].default
-        same = value is usual or (isinstance(value, int | float | tuple) and value == usual)
-        if name not in FOLLOWED and not same:
+    for name, default in usual.items():
+        value = given.get(name, default)
+        same = value is default or (isinstance(value, (int, float, tuple)) and value == default)
+        if not same:
             return f"the watch does not follow {name}"
     return ""
 
@@ -108,13 +130,12 @@ def _tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | Non
     return given["q"], given.get("k"), given.get("v")
 
 
-def _call(given: dict[str, Any], vitals_only: bool = False) -> Any:
+def _rules(given: dict[str, Any]) -> dict[str, Any]:
     """Causality and window are counted from the last key; -1 means no limit, a cap of 0 no cap."""
-    query, key, value = _tensors(given)
+    query, key, _ = _tensors(given)
     assert key is not None
-    assert value is not None
     left, right = given.get("window_size", (-1, -1))
-    shared: dict[str, Any] = {
+    return {
         "is_causal": given.get("causal", False),
         "causal_align": "bottom_right",
         "scale": given.get("softmax_scale"),
@@ -122,10 +143,21 @@ def _call(given: dict[str, Any], vitals_only: bool = False) -> Any:
         "window": (_limit(left), _limit(right)),
         "softcap": given.get("softcap") or None,
     }
+
+
+def _lengths(given: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    lengths = given.get("cu_seqlens_q", given.get("cu_seqlens"))
+    return None if lengths is None else (lengths, given.get("cu_seqlens_k", lengths))
+
+
+def _call(given: dict[str, Any], vitals_only: bool = False) -> Any:
+    query, key, value = _tensors(given)
+    assert key is not None
+    assert value is not None
+    shared = _rules(given)
     if not vitals_only:
         shared["dropout_p"] = given.get("dropout_p", 0.0)
-    if (lengths_q := given.get("cu_seqlens_q", given.get("cu_seqlens"))) is not None:
-        lengths = lengths_q, given.get("cu_seqlens_k", lengths_q)
+    if (lengths := _lengths(given)) is not None:
         if vitals_only:
             return functional.vitals_varlen(query, key, *lengths, **shared)
         return functional.attention_varlen_with_vitals(query, key, value, *lengths, **shared)

@@ -1,4 +1,10 @@
-"""FlexAttention called as it is. Compiled, as it usually is, it is one kernel: named, not seen."""
+"""FlexAttention, as it is and compiled.
+
+A mask is a function there. Outside of a graph it is evaluated where a step is due. Inside it can
+only be evaluated with the graph, in every step: one cheap operation a pair where attention itself
+takes some thousand, but a byte a pair, so there is a limit. A score_mod may do anything to the
+scores: such calls are named, not measured.
+"""
 
 import inspect
 import sys
@@ -9,13 +15,15 @@ import torch
 from torch import Tensor
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub
+from scaledot.watch.probes import compiled, hub, in_graph
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
 
 MODULE = "torch.nn.attention.flex_attention"
 KIND = "flex_attention"
+SCORE_MOD = "its score_mod may do anything to the scores"
+LARGEST_MASK = 2**28  # bytes that a graph may spend on a mask in every step
 
 
 def probes() -> tuple[Any, ...]:
@@ -29,7 +37,9 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
     def flex_attention(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if compiled.tracing():
-                compiled.cannot_see(KIND, "it is inside torch.compile")
+                _look_in_graph(*args, **kwargs)
+                if hub.replacing_in_graphs:
+                    compiled.keeps_own(KIND, "it is inside torch.compile")
             return original(*args, **kwargs)
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
@@ -37,7 +47,7 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         reason = ""
         if given.get("score_mod") is not None:
-            reason = "its score_mod may do anything to the scores"
+            reason = SCORE_MOD
         if replacing:
             out = _replaced(given, reason)
             if out is not KEPT:
@@ -56,6 +66,26 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
 
     flex_attention.__doc__ = original.__doc__
     return flex_attention
+
+
+def _look_in_graph(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """torch's own arguments, traced."""
+    reason = SCORE_MOD if score_mod is not None else why_not_dense(block_mask, query, key)
+    if reason:
+        compiled.cannot_see(KIND, reason)
+    elif not compiled.already_seen():
+        mask = dense_mask(block_mask, query, key)
+        in_graph.look(KIND, query, key, mask, scale=scale, enable_gqa=enable_gqa)
 
 
 def _replaced(given: dict[str, Any], reason: str) -> Any:
@@ -92,3 +122,13 @@ def dense_mask(block_mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
     batch, heads = block_mask.shape[:2]
     sizes = query.shape[-2], key.shape[-2]
     return create_mask(block_mask.mask_mod, batch, heads, *sizes, device=query.device)
+
+
+def why_not_dense(block_mask: Any, query: Tensor, key: Tensor) -> str:
+    """Why a graph does not evaluate this mask; empty where it may."""
+    if block_mask is None:
+        return ""
+    batch, heads = block_mask.shape[:2]
+    if batch * heads * query.shape[-2] * key.shape[-2] > LARGEST_MASK:
+        return f"inside torch.compile its mask would take more than {LARGEST_MASK >> 20} MiB a step"
+    return ""

@@ -177,6 +177,7 @@ def _place() -> None:
         hugging_face,
         late,
         multihead,
+        over_ranks,
         own,
         sdpa,
     )
@@ -187,7 +188,7 @@ def _place() -> None:
     _placed.append(Swap(*(pair for swap in swaps for pair in swap.pairs)))
     _placed.extend(probe for probe in placed if not isinstance(probe, Swap))
     # Packages that may never be imported.
-    for place in (hugging_face, diffusers, flex):
+    for place in (hugging_face, diffusers, flex, over_ranks):
         _placed.append(late.AfterImport(place.MODULE, place.probes))
     for module, probes in flash.PLACES:
         _placed.append(late.AfterImport(module, probes))

@@ -8,14 +8,15 @@ are. A new name without a mask function of its own would silently lose the mask.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scaledot import functional
-from scaledot.watch.probes import compiled, hub
-from scaledot.watch.probes.flex import dense_mask
+from scaledot.watch.probes import compiled, hub, hugging_face_compiled
+from scaledot.watch.probes.flex import dense_mask, why_not_dense
+from scaledot.watch.probes.hugging_face_call import call_of
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
@@ -36,10 +37,8 @@ def probes() -> tuple[Any, ...]:
         if attn_implementation is not None and attn_implementation.endswith("sdpa"):
             return attend
         if torch.compiler.is_compiling():
-            if compiled.tracing():
-                kind = "transformers' eager or flash attention"
-                compiled.cannot_see(kind, "it is inside torch.compile")
-            return attend
+            traced = compiled.tracing()
+            return _traced(attend, attn_implementation or "eager") if traced else attend
         if not (hub.wants() or hub.replacing()):
             return attend
         return _probe(attend, attn_implementation or "eager", trials)
@@ -60,14 +59,15 @@ def _probe(attend: Attend, name: str, trials: "Trials") -> Attend:
         **kwargs: Any,
     ) -> Any:
         reason = _why_not_read(name, attention_mask, args)
-        read = _flash_call if name.startswith("flash_attention") else _eager_call
 
         def call(value: Tensor | None, dropout: float = 0.0) -> Any:
-            rest: dict[str, Any] = {**kwargs, "dropout": dropout}
-            return read(module, query, key, value, attention_mask, **rest)
+            mask = _tensor_of(attention_mask, query, key)
+            given = call_of(_is_flash(name), module, query, key, mask, **kwargs)
+            return given.computed(value, dropout)
 
         if hub.replacing():
-            dropout = kwargs.get("dropout", 0.0)
+            applied = _is_flash(name) or module.training
+            dropout = kwargs.get("dropout", 0.0) if applied else 0.0
             why = reason or _why_own(module, kwargs)
             if not why and name == "eager":
                 inputs = (query, key, value, attention_mask)
@@ -75,7 +75,8 @@ def _probe(attend: Attend, name: str, trials: "Trials") -> Attend:
             out = replaced(query, lambda: call(value, dropout), kind, module, reason=why)
             if out is not KEPT:
                 return out, None
-        with hub.quiet():
+        # What we cannot read may call a function that another probe reads.
+        with nullcontext() if reason else hub.quiet():
             out = attend(module, query, key, value, attention_mask, *args, **kwargs)
         if not hub.wants():
             return out
@@ -88,12 +89,51 @@ def _probe(attend: Attend, name: str, trials: "Trials") -> Attend:
     return attention
 
 
+def _traced(attend: Attend, name: str) -> Attend:
+    """The same inside torch.compile, which reads these lines once."""
+    kind = f"transformers' {name} attention"
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        reason = _why_not_read(name, attention_mask, args)
+        if not (reason or attention_mask is None or isinstance(attention_mask, Tensor)):
+            reason = why_not_dense(attention_mask, query, key)
+        if reason:
+            compiled.cannot_see(kind, reason)
+            return attend(module, query, key, value, attention_mask, *args, **kwargs)
+        mask = _tensor_of(attention_mask, query, key)
+        given = call_of(_is_flash(name), module, query, key, mask, **kwargs)
+        hugging_face_compiled.look(kind, given)
+        if hub.replacing_in_graphs:
+            compiled.keeps_own(kind, "it is inside torch.compile")
+        return compiled.seen(attend, module, query, key, value, attention_mask, **kwargs)
+
+    return attention
+
+
+def _is_flash(name: str) -> bool:
+    return name.startswith("flash_attention")
+
+
+def _tensor_of(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
+    if mask is None or isinstance(mask, Tensor):
+        return mask
+    return dense_mask(mask, query, key)
+
+
 def _why_not_read(name: str, attention_mask: Any, args: tuple[Any, ...]) -> str:
-    known = name in ("eager", "flex_attention") or name.startswith("flash_attention")
+    known = name in ("eager", "flex_attention") or _is_flash(name)
     if not known:
         return f"the watch does not know what {name!r} computes"
     is_block_mask = name == "flex_attention" and hasattr(attention_mask, "mask_mod")
-    if not (isinstance(attention_mask, Tensor | None) or is_block_mask):
+    if not (attention_mask is None or isinstance(attention_mask, Tensor) or is_block_mask):
         return f"its mask is a {type(attention_mask).__name__}"
     if args:
         return "it was given arguments without their names"
@@ -151,105 +191,3 @@ def _agree(theirs: Tensor, ours: Tensor) -> bool:
     theirs, ours = theirs[there].float(), ours[there].float()
     size = theirs.abs().amax() if len(theirs) else theirs.new_ones(())
     return bool((theirs - ours).abs().le(tolerance * (1 + size)).all())
-
-
-def _eager_call(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    attention_mask: Any,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> Any:
-    """softmax(cap(q k^T * scaling) + mask): windows and packed sequences are in the mask."""
-    if isinstance(attention_mask, Tensor):
-        bias = attention_mask[..., : key.shape[-2]]
-    else:
-        bias = dense_mask(attention_mask, query, key)
-    if position_bias is not None:
-        bias = position_bias if bias is None else position_bias + _as_bias(bias, position_bias)
-    shared: dict[str, Any] = {
-        "attn_mask": bias,
-        "scale": _scale(module, query, scaling),
-        "enable_gqa": key.shape[1] != query.shape[1],
-        "softcap": softcap,
-        "sinks": s_aux,
-    }
-    return _computed(query, key, value, dropout if module.training else 0.0, shared)
-
-
-def _flash_call(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sliding_window: int | None = None,
-    is_causal: bool | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    cu_seq_lens_k: Tensor | None = None,
-    **_: Any,
-) -> Any:
-    """flash_attn's own rules: aligned to the last key, a window, padding as [batch, keys]."""
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    queries, keys = query.shape[-2], key.shape[-2]
-    windowed = sliding_window is not None and keys > sliding_window
-    shared: dict[str, Any] = {
-        "is_causal": causal and queries > 1,
-        "scale": _scale(module, query, scaling),
-        "enable_gqa": key.shape[1] != query.shape[1],
-        "window": (sliding_window - 1, 0 if causal else sliding_window - 1) if windowed else None,
-        "causal_align": "bottom_right",
-        "softcap": softcap,
-        "sinks": s_aux,
-    }
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        lengths = cu_seq_lens_q, cu_seq_lens_k
-        rows, columns = _packed(query), _packed(key)
-        if value is None:
-            return functional.vitals_varlen(rows, columns, *lengths, **shared)
-        out, vitals = functional.attention_varlen_with_vitals(
-            rows, columns, _packed(value), *lengths, dropout_p=dropout, **shared
-        )
-        return out.unflatten(0, (query.shape[0], -1)), vitals
-    if attention_mask is not None:
-        real = attention_mask.bool()
-        # Padding asks nothing.
-        shared["attn_mask"] = real[:, None, None, :] & real[:, None, -queries:, None]
-    return _computed(query, key, value, dropout, shared)
-
-
-def _computed(
-    query: Tensor, key: Tensor, value: Tensor | None, dropout: float, shared: dict[str, Any]
-) -> Any:
-    """The vitals or, with values, the output [batch, tokens, heads, width] and the vitals."""
-    if value is None:
-        return functional.vitals(query, key, **shared)
-    out, vitals = functional.attention_with_vitals(query, key, value, dropout_p=dropout, **shared)
-    return out.transpose(1, 2).contiguous(), vitals
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    """[batch, heads, tokens, width] -> [batch * tokens, heads, width]"""
-    return tensor.transpose(1, 2).flatten(0, 1)
-
-
-def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
-    if scaling is not None:
-        return scaling
-    return getattr(module, "head_dim", query.shape[-1]) ** -0.5
-
-
-def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)

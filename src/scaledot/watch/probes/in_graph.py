@@ -39,6 +39,8 @@ def look(
     weight: Tensor | None = None,
 ) -> None:
     """`scaledot.vitals` of these, packed with cu_seqlens, additive with weight."""
+    if compiled.already_seen():
+        return
     if not plain(query):
         compiled.cannot_see(kind, "its query is not a plain tensor")
         return

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scaledot import functional
 from scaledot.measure import Vitals
-from scaledot.watch.probes import compiled, hub, in_graph
+from scaledot.watch.probes import compiled, hub, in_graph, sharded
 from scaledot.watch.probes.patch import KnownToScript, Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
@@ -69,6 +69,13 @@ def _look(
     scale: float | None,
     enable_gqa: bool,
 ) -> None:
+    if sharded.is_sharded(query):
+        found = sharded.look(KIND, query, key, attn_mask, is_causal, scale, enable_gqa)
+        if isinstance(found, str):
+            hub.cannot_see(KIND, found)
+        else:
+            hub.offer(found)
+        return
     if reason := why_not(query):
         hub.cannot_see(KIND, reason)
         return

@@ -19,6 +19,9 @@ class Seen(NamedTuple):
     training: bool | None = None  # None: the gradient mode decides, and the module
     compiled: bool = False
     site: object = ()  # inside a compiled graph: which of the module's calls
+    first: int | None = None  # of the layer's heads, where the call says which this rank holds
+    counts: bool = True  # False: the rows are another rank's as well, who counts them
+    over_ranks: bool = False  # measuring it talks to other ranks: all of them must do it
 
 
 def why_not(query: Any) -> str:

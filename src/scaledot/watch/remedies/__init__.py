@@ -8,7 +8,9 @@
 `remedy` names them. By weights: `capture` runs the model once and catches its attention calls,
 `discover` finds the rows that make a head's queries and keys (`supports`) and tries them, `rows`
 scales them, `sigma` reparametrises. At the call: `calls` stands in its way, `rules` are what is
-done there. `applied` is for once, `live` for a run (`beside`: what it takes from the watch).
+done there. `applied` is for once, `live` for a run (`beside`: what it takes from the watch,
+`factors`: its temperatures). Several ranks: `shards` knows what of a weight lies here, `together`
+keeps a trial in step, `ranks` agrees on each layer's way (`ways`) and takes the largest logits.
 """
 
 from scaledot.watch.remedies.applied import Applied, apply

@@ -1,23 +1,23 @@
 """`apply`: a remedy, now. What it did can be read and undone."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scaledot.watch.names import Names
-from scaledot.watch.probes import own, sdpa
-from scaledot.watch.remedies import calls, discover, rows, rules, sigma
+from scaledot.watch.names import PARALLEL, Names
+from scaledot.watch.remedies import calls, discover, rows, rules, shards, sigma
 from scaledot.watch.remedies.capture import as_inputs
+from scaledot.watch.remedies.ranks import REFUSED, Ranks
 from scaledot.watch.remedies.remedy import Remedy, RemedyError, parse
 from scaledot.watch.remedies.rows import Layer
+from scaledot.watch.remedies.ways import said_of, why_not_at_call, why_not_compiled
 
 Heads = Mapping[str, Sequence[int] | None]  # by layer; None: all of its heads
 
-# The functions whose arguments can be changed on their way.
-AT_CALL = (sdpa.KIND, own.MEASURING, "scaledot.attention", "transformers' ")
 GAIN = "scaledot_qk_gain"
 
 
@@ -83,7 +83,8 @@ def apply(
     inputs: one batch as the model takes it (a tensor, a tuple of arguments, a mapping). qk-clip and
     temperature measure the heads' logits on it and find their weights with it. heads: which, as
     {layer: [head, ...]}; None: every head that needs it. optimizer: gets the parameters that a
-    remedy adds; without one they are constants.
+    remedy adds; without one they are constants. With several ranks each of them calls it, with a
+    batch of its own.
     """
     remedy = parse(remedy) if isinstance(remedy, str) else remedy
     applied = Applied(remedy)
@@ -138,11 +139,12 @@ def _at_every_call(
 ) -> None:
     """softcap, log-n, and qk-norm without learned gains: one rule for the whole model."""
     _refuse_heads(applied.remedy, heads)
+    refuse_unequal(applied.remedy)
     if inputs is not None:
         for layer in _layers(applied.remedy, model, heads, inputs):
             if reason := why_not_at_call(layer, model, after_norm=True):
                 raise RemedyError(f"{applied.remedy} in {layer.name}: {reason}")
-    elif reason := _why_not_compiled(model):
+    elif reason := why_not_compiled(model):
         raise RemedyError(f"{applied.remedy}: {reason}")
     applied.add_rule("", model, rule_of(applied.remedy))
     applied.changes.append(f"every attention call of {type(model).__name__}")
@@ -164,6 +166,7 @@ def _norm(
         reason = why_not_at_call(layer, model, after_norm=True)
         if reason or layer.module is None:
             raise RemedyError(f"{applied.remedy} in {layer.name}: {reason or 'it has no module'}")
+        _refuse_unmanaged(applied.remedy, layer, layer.module, model)
         gains.append(_with_gain(applied, layer, layer.module))
     applied.keep(sigma.add_group(optimizer, gains))
 
@@ -217,21 +220,6 @@ def rule_of(remedy: Remedy) -> rules.Rule:
     return rules.QKNorm(remedy.number)
 
 
-def why_not_at_call(layer: Layer, model: nn.Module, after_norm: bool = False) -> str:
-    """Why a layer's attention call cannot be changed; after QK-norm qk-clip has no stand-in."""
-    if layer.normalised and not after_norm:
-        return (
-            f"{layer.refused}; its logits end at the norm's gains times sqrt(d_k): lower their "
-            f"learning rate, or use temperature"
-        )
-    if reason := _why_not_compiled(model):
-        return reason
-    before = f"{layer.refused}; and " if layer.refused and not after_norm else ""
-    if not layer.kind.startswith(AT_CALL) or layer.module is None:
-        return f"{before}it calls {layer.kind}, whose arguments cannot be changed on their way"
-    return ""
-
-
 def in_words(gamma: Tensor) -> str:
     """head 3 x 0.25, head 5 x 0.5"""
     below = [(head, value) for head, value in enumerate(gamma.tolist()) if value < 1]
@@ -244,7 +232,7 @@ def _layers(remedy: Remedy, model: nn.Module, heads: Heads | None, inputs: Any) 
             f"{remedy} has to see the model's attention at work; give one batch: "
             f"apply({str(remedy)!r}, model, inputs=batch)"
         )
-    found = discover.layers(as_inputs(model, inputs), Names(model))
+    found = _over_ranks(remedy, model, inputs)
     if not found:
         raise RemedyError("the forward pass called no attention that scaledot knows")
     for name in heads or ():
@@ -253,12 +241,47 @@ def _layers(remedy: Remedy, model: nn.Module, heads: Heads | None, inputs: Any) 
     return [layer for name, layer in found.items() if heads is None or name in heads]
 
 
+def _over_ranks(remedy: Remedy, model: nn.Module, inputs: Any) -> dict[str, Layer]:
+    """The layers of this rank, with the largest logits of all ranks that hold the same heads."""
+    ranks, found, error = Ranks(), {}, ""
+    try:
+        found = discover.layers(as_inputs(model, inputs), Names(model))
+    except Exception as raised:
+        if ranks.number == 1:
+            raise
+        error = f"{type(raised).__name__}: {raised}"
+    if ranks.number == 1:
+        return found
+    failed = [f"rank {rank}: {one}" for rank, one in enumerate(ranks.told(error)) if one]
+    if failed:
+        raise RemedyError(f"{remedy}: the forward pass failed on {'; '.join(failed)}")
+    maxima = {name: one.max_logit for name, one in found.items() if one.max_logit is not None}
+    device = next((maximum.device for maximum in maxima.values()), None)
+    ranks.meet([said_of(layer, remedy, model) for layer in found.values()], device)
+    largest = ranks.largest(maxima)
+    for name, maximum in maxima.items():
+        entry = ranks.of(name)
+        assert entry is not None
+        changes: dict[str, Any] = {"max_logit": largest[entry.places].to(maximum)}
+        if entry.said.way == REFUSED:
+            changes |= {"parts": (), "refused": entry.said.words}
+        found[name] = replace(found[name], **changes)
+    return found
+
+
 def _gamma(layer: Layer, remedy: Remedy, heads: Heads | None) -> Tensor:
+    """heads: counted over all ranks."""
     assert layer.max_logit is not None
     wanted = None if heads is None else heads[layer.name]
-    beyond = [head for head in wanted or () if not 0 <= head < layer.heads]
+    part, parts = layer.share
+    beyond = [head for head in wanted or () if not 0 <= head < layer.heads * parts]
     if beyond:
-        raise RemedyError(f"{layer.name} has heads 0 to {layer.heads - 1}, and no {beyond[0]}")
+        raise RemedyError(
+            f"{layer.name} has heads 0 to {layer.heads * parts - 1}, and no {beyond[0]}"
+        )
+    if wanted is not None:
+        local = (head - part * layer.heads for head in wanted)
+        wanted = [head for head in local if 0 <= head < layer.heads]
     return rows.only(rows.gamma_of(layer.max_logit, remedy.number), wanted)
 
 
@@ -274,9 +297,21 @@ def _refuse_heads(remedy: Remedy, heads: Heads | None) -> None:
         raise RemedyError(f"{remedy} is for all heads; leave heads out")
 
 
-def _why_not_compiled(model: nn.Module) -> str:
-    compiled = any(
-        "_orig_mod" in module._modules or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
-    return "a compiled graph does not let it in; use qk-clip, which works on weights" * compiled
+def refuse_unequal(remedy: Remedy) -> None:
+    """log-n without a number takes the length of the first call, which differs between ranks."""
+    if remedy.name == "log-n" and remedy.value is None and (number := Ranks().number) > 1:
+        raise RemedyError(
+            f"log-n takes the number of keys from the first call, which may be another on each of "
+            f"{number} ranks; say it, for example log-n:1024"
+        )
+
+
+def _refuse_unmanaged(remedy: Remedy, layer: Layer, module: nn.Module, model: nn.Module) -> None:
+    """A parameter that comes later than what keeps the replicas alike is not kept alike."""
+    sharded = any(shards.is_sharded(parameter) for parameter in module.parameters())
+    if sharded or (isinstance(model, PARALLEL) and Ranks().number > 1):
+        raise RemedyError(
+            f"{remedy} in {layer.name}: its learned gains must be there before fully_shard, "
+            f"parallelize_module or DistributedDataParallel; apply it before them, or without an "
+            f"optimizer"
+        )

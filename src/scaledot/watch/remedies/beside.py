@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaledot.measure import Vitals
-from scaledot.watch.gather import Gathering
+from scaledot.watch.gather import Gathering, Waiting
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.reading import Phase
@@ -26,6 +26,7 @@ class Overheard(Gathering):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._of_step: dict[str, Tensor] = {}
+        self._closed: dict[str, Tensor] | None = None  # of a measured step that has ended
         self._watch = watch
 
     @staticmethod
@@ -42,9 +43,19 @@ class Overheard(Gathering):
             known = self._of_step.get(layer)
             self._of_step[layer] = largest if known is None else torch.maximum(known, largest)
 
-    def taken(self) -> dict[str, Tensor]:
-        of_step, self._of_step = self._of_step, {}
-        return of_step
+    def close(self, step: int) -> list[Waiting]:
+        if self._watch.cadence.due:
+            self._closed = self._of_step
+        self._of_step = {}
+        return super().close(step)
+
+    def taken(self) -> dict[str, Tensor] | None:
+        """Of the step that has ended; None: it was not measured, or its maxima were taken before.
+
+        A measured step without attention has none, which is not the same: other ranks may have.
+        """
+        closed, self._closed = self._closed, None
+        return closed
 
     def remove(self) -> None:
         if self._watch._gathering is self:

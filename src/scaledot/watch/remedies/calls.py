@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub, hugging_face, place
+from scaledot.watch.probes import compiled, hub, hugging_face, over_ranks, place
 from scaledot.watch.probes.late import AfterImport
 from scaledot.watch.probes.patch import Attribute, Swap
 from scaledot.watch.probes.seen import Seen
@@ -96,9 +96,10 @@ def _place() -> None:
             (functional.attention_with_vitals, _ours(functional.attention_with_vitals)),
         )
     )
-    registry = AfterImport(hugging_face.MODULE, lambda: (_registry(),))
-    _placed.append(registry)
-    hub._placed.append(registry)  # who places it if transformers is imported later
+    for module, stand_in in ((hugging_face.MODULE, _registry), (over_ranks.MODULE, _over_ranks)):
+        later = AfterImport(module, lambda stand_in=stand_in: (stand_in(),))
+        _placed.append(later)
+        hub._placed.append(later)  # who places it if the module is imported later
 
 
 def _torchs(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -148,6 +149,24 @@ def _ours(below: Callable[..., Any]) -> Callable[..., Any]:
     attention.__doc__, attention.__name__ = below.__doc__, below.__name__
     attention.__wrapped__ = below  # type: ignore[attr-defined]
     return attention
+
+
+def _over_ranks() -> Swap:
+    """Context parallel: each rank changes its own queries and keys, all of them alike."""
+    from scaledot import distributed
+
+    def standing(below: Callable[..., Any]) -> Callable[..., Any]:
+        def attention(query: Tensor, key: Tensor, value: Tensor, mesh: Any, **kwargs: Any) -> Any:
+            with _changing() as rules:
+                changed = _changed(rules, Arguments(query, key, kwargs))
+                return below(changed.query, changed.key, value, mesh, **changed.rest)
+
+        attention.__doc__, attention.__name__ = below.__doc__, below.__name__
+        attention.__wrapped__ = below  # type: ignore[attr-defined]
+        return attention
+
+    functions = (distributed.attention, distributed.attention_with_vitals)
+    return Swap(*((below, standing(below)) for below in functions))
 
 
 def _registry() -> Attribute:

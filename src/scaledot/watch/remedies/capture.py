@@ -24,6 +24,8 @@ from scaledot.watch.probes import hub, place
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.probes.seen import Seen
 
+OVER_RANKS = "scaledot.distributed.attention"  # where context parallel calls are described
+
 
 class Running(NamedTuple):
     """A module on the stack and what it was called with."""
@@ -132,7 +134,7 @@ class _Listener:
             while running[0].module is not seen.module:
                 running = running[1:]
         module, name = found
-        where = place.Place((), _site(), False, "")
+        where = place.here()
         # The phase keeps these numbers apart from the watch's own.
         layer = self._names.layer(name, "remedy", where, where.site)
         try:
@@ -158,16 +160,6 @@ def running_modules() -> tuple[Running, ...]:
     return tuple(found)
 
 
-def _site() -> tuple[int, ...]:
-    """The lines between the innermost module and the call."""
-    lines: list[int] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not place.CALL:
-        lines += (id(frame.f_code), frame.f_lasti)
-        frame = frame.f_back
-    return tuple(lines)
-
-
 @contextmanager
 def _recording(found: list[Problem]) -> Iterator[None]:
     original = functional._with_vitals
@@ -176,12 +168,22 @@ def _recording(found: list[Problem]) -> Iterator[None]:
         found.append(problem)
         return original(problem, backend)
 
-    record = Attribute(functional, "_with_vitals", with_vitals)
-    record.make()
+    records = [Attribute(functional, "_with_vitals", with_vitals)]
+    if over_ranks := sys.modules.get(OVER_RANKS):
+        describe = over_ranks.describe
+
+        def described(*args: Any, **kwargs: Any) -> Problem:
+            found.append(describe(*args, **kwargs))  # this rank's queries and keys
+            return found[-1]
+
+        records.append(Attribute(over_ranks, "describe", described))
+    for record in records:
+        record.make()
     try:
         yield
     finally:
-        record.undo()
+        for record in records:
+            record.undo()
 
 
 class _Again:

@@ -4,8 +4,12 @@ Found: the gradient of one head's query with respect to a weight is zero but for
 it. It does not matter how the model splits, transposes, rotates or repeats in between. Tried: each
 head's rows are scaled by a factor of their own, the attention module runs once more on what it was
 given, and every head's scores must have changed by exactly that head's factor.
+
+Of sharded weights the rows that lie on this rank are found and tried; what they are in the whole
+is known from where they lie. Ranks that compute a layer together decide together.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,10 +18,11 @@ from torch import Tensor, nn
 
 from scaledot.problem import Problem
 from scaledot.watch.names import Names
-from scaledot.watch.remedies import capture
+from scaledot.watch.remedies import capture, rows, shards
 from scaledot.watch.remedies.capture import Call, Inputs, Running
-from scaledot.watch.remedies.rows import HALF, WHOLE, Layer, Part, why_not_here
+from scaledot.watch.remedies.rows import HALF, WHOLE, Layer, Part
 from scaledot.watch.remedies.supports import supports
+from scaledot.watch.remedies.together import Together
 
 OUTWARD = 3  # modules around the call that are searched: some keep projections one level up
 LOOKED_AT = 64  # queries and keys whose scores are compared
@@ -25,6 +30,12 @@ ROUNDINGS = 64  # of the type, relative to the largest score, by which a trial m
 LARGER = (64.0, 128.0)
 
 CANNOT_RUN = "its attention module cannot be run a second time on its own"
+APART = "ranks that compute it together found different rows"
+UNITS = (
+    "its projections are FSDP units of their own, whose weights come and go during a trial; give "
+    "fully_shard the attention module or its block instead"
+)
+NO_ROWS = "no rows were found that make one head alone"
 NORM = "a norm follows the weights that make its queries and keys, so scaling them changes nothing"
 
 
@@ -37,23 +48,53 @@ def layers(inputs: Inputs, names: Names) -> dict[str, Layer]:
             found[call.layer] = _layer(call, inputs.model)
 
     capture.run(inputs, names, look)
-    return found
+    modules = [layer.module for layer in found.values()]
+    return {name: _held(layer, modules) for name, layer in found.items()}
+
+
+def _held(layer: Layer, modules: list[nn.Module | None]) -> Layer:
+    """After the pass, when the weights lie as the optimizer knows them."""
+    layer = _with(layer, alone=modules.count(layer.module) == 1)
+    reasons = (shards.why_not(part.parameter, part.axis) for part in layer.parts)
+    reason = next(filter(None, reasons), "")
+    return _with(layer, parts=(), refused=reason) if reason else layer
 
 
 @torch.enable_grad()
 def _layer(call: Call, model: nn.Module) -> Layer:
     heads = call.problem.query.shape[1]
-    layer = Layer(call.layer, heads, call.module, call.kind, max_logit=call.max_logit)
+    weights = _nearest_weights(call.running)
+    layer = Layer(
+        call.layer,
+        heads,
+        call.module,
+        call.kind,
+        max_logit=call.max_logit,
+        identity=_identity(weights),
+        share=shards.share(weights.values()),
+    )
     reason = _why_not_by_weights(call.problem)
     normalised = False
-    if not reason:
+    if Together(weights.values()).all(not reason):
         for running in call.running[:OUTWARD]:
-            parts, reason, normalised = _parts(running, call.problem, model)
+            parts, reason, normalised, values = _parts(running, call.problem, model)
             if parts:
-                return _with(layer, parts=parts)
-            if normalised:
+                return _with(layer, parts=parts, values=values)
+            if normalised or reason == UNITS:
                 break
-    return _with(layer, refused=reason, normalised=normalised)
+    return _with(layer, refused=reason or APART, normalised=normalised)
+
+
+def _nearest_weights(running: Sequence[Running]) -> dict[str, Tensor]:
+    for one in running:
+        if found := dict[str, Tensor](one.module.named_parameters()):
+            return found
+    return {}
+
+
+def _identity(weights: dict[str, Tensor]) -> str:
+    prints = [f"{path} {shards.fingerprint(weight)}" for path, weight in weights.items()]
+    return hashlib.sha256("\n".join(prints).encode()).hexdigest()[:16]
 
 
 def _with(layer: Layer, **changes: object) -> Layer:
@@ -74,7 +115,8 @@ def _why_not_by_weights(problem: Problem) -> str:
 class Found(NamedTuple):
     parts: tuple[Part, ...]
     refused: str
-    normalised: bool
+    normalised: bool = False
+    values: tuple[str, ...] = ()  # see Layer
 
 
 class Candidate(NamedTuple):
@@ -95,25 +137,46 @@ def _parts(running: Running, seen: Problem, model: nn.Module) -> Found:
         if parameter.requires_grad and parameter.is_floating_point()
     }
     if not parameters:
-        return Found((), f"{type(module).__name__} has no trained weight of its own", False)
+        return Found((), f"{type(module).__name__} has no trained weight of its own")
+    if any(one is not module and hasattr(one, "unshard") for one in module.modules()):
+        return Found((), UNITS)
+    together = Together(parameters.values())
     problem = _run(running, seen, parameters, (), seen.query.new_ones(seen.query.shape[1]))
-    if problem is None:
-        return Found((), CANNOT_RUN, False)
+    if not together.all(problem is not None):
+        return Found((), CANNOT_RUN)
+    assert problem is not None
     if not (problem.query.requires_grad and problem.key.requires_grad):
-        return Found((), "its queries or keys come from no weight that is trained", False)
+        return Found((), "its queries or keys come from no weight that is trained")
     candidates = list(_candidates(parameters, problem))
-    reason = "no rows were found that make one head alone"
+    reason = NO_ROWS
+    if not together.same(_alike_on_ranks(candidates)):
+        return Found((), APART)
     for chosen in _choices(candidates):
-        recipe = _recipe(running, problem, parameters, chosen)
-        trial = _tried(running, problem, parameters, recipe)
-        if not trial:
+        recipe = _recipe(running, problem, parameters, chosen, together)
+        trial = NO_ROWS
+        if together.all(bool(recipe)):
+            trial = _tried(running, problem, parameters, recipe)
+        if together.all(not trial):
             parts = tuple(_owned(module, model, part) for part in recipe)
-            refused = next(filter(None, (why_not_here(part.parameter) for part in parts)), "")
-            return Found(() if refused else parts, refused, False)
-        reason = trial
-    if _is_normalised(running, problem, parameters):
-        return Found((), NORM, True)
-    return Found((), reason, False)
+            prints = (shards.fingerprint(parameters[part.path]) for part in recipe)
+            pairs = zip(parts, prints, strict=True)
+            named = [f"{part.path} {mark}" for part, mark in pairs if not mark.endswith(":")]
+            return Found(parts, "", values=tuple(named))
+        reason = trial or APART
+    if _is_normalised(running, problem, parameters, together):
+        return Found((), NORM, normalised=True)
+    return Found((), reason)
+
+
+def _alike_on_ranks(candidates: list[Candidate]) -> str:
+    """What decides which trials come next."""
+    return repr(
+        [
+            (one.path, one.axis, bool(one.query.any()), bool(one.key.any()), own.any().item())
+            for one in candidates
+            for own in [one.key & (one.key.sum(0) == 1)]
+        ]
+    )
 
 
 def _candidates(parameters: dict[str, Tensor], problem: Problem) -> Iterator[Candidate]:
@@ -123,7 +186,10 @@ def _candidates(parameters: dict[str, Tensor], problem: Problem) -> Iterator[Can
     for path, parameter in parameters.items():
         for axis in range(parameter.dim()):
             rows = query[path][axis], key[path][axis]
+            # More rows than a query has entries: another rank's head is in it (heads that are
+            # dealt out after the projection), or what comes before the projection.
             makes_query = bool(rows[0].any()) and int(rows[0].sum(0).max()) <= 1
+            makes_query &= int(rows[0].sum(1).max()) <= problem.query.shape[-1]
             makes_key = bool((rows[1].sum(0) == 1).any())
             if makes_query or makes_key:
                 yield Candidate(path, axis, parameter.dim() > 1, *rows)
@@ -163,7 +229,11 @@ class Draft(NamedTuple):
 
 
 def _recipe(
-    running: Running, problem: Problem, parameters: dict[str, Tensor], chosen: list[Candidate]
+    running: Running,
+    problem: Problem,
+    parameters: dict[str, Tensor],
+    chosen: list[Candidate],
+    together: Together,
 ) -> list[Draft]:
     """Key rows of one head alone take the root of its factor, and so do the query rows they meet.
 
@@ -172,11 +242,19 @@ def _recipe(
     """
     heads = problem.query.shape[1]
     nothing = torch.zeros(heads, problem.query.shape[-1], dtype=torch.bool)
-    own = [_draft(one, None, one.key & (one.key.sum(0) == 1)) for one in chosen]
+    wide = _spread(parameters, [one for one in chosen if one.query.any()])
+    own = [
+        _draft(one, None, one.key & (one.key.sum(0) == 1))
+        for one in chosen
+        # A key that lies whole on ranks which share out the queries serves their heads, too.
+        if shards.spread(parameters[one.path], one.axis) >= wide
+    ]
     own = [draft for draft in own if draft is not None]
-    moved = _moved(running, problem, parameters, own) if own else nothing
+    moved = _moved(running, problem, parameters, own) if together.all(bool(own)) else nothing
     if moved is None or not moved.any():
         own, moved = [], nothing
+    if not together.same(f"{bool(moved.any())} {bool(moved.all())}"):
+        return []
     meets = {one.path: one.query if moved.all() else one.query & False for one in chosen}
     if moved.any() and not moved.all():
         mask = moved.to(problem.query.device)[None, :, None, :]
@@ -199,6 +277,11 @@ def _recipe(
             made = made._replace(head=head, power=power)
         drafts[one.path] = made
     return list(drafts.values())
+
+
+def _spread(parameters: dict[str, Tensor], candidates: list[Candidate]) -> frozenset[object]:
+    found = [shards.spread(parameters[one.path], one.axis) for one in candidates if one.matrix]
+    return frozenset[object]().union(*found)
 
 
 def _draft(one: Candidate, meets: Tensor | None, rows: Tensor) -> Draft | None:
@@ -231,8 +314,6 @@ def _tried(
     running: Running, problem: Problem, parameters: dict[str, Tensor], recipe: list[Draft]
 ) -> str:
     """Empty where every head's scores are its factor times what they were."""
-    if not recipe:
-        return "no rows were found that make one head alone"
     factors = _distinct(problem)
     after = _run(running, problem, parameters, recipe, factors)
     if after is None:
@@ -244,7 +325,9 @@ def _tried(
     return "scaling the rows that make a head did not scale exactly its scores"
 
 
-def _is_normalised(running: Running, problem: Problem, parameters: dict[str, Tensor]) -> bool:
+def _is_normalised(
+    running: Running, problem: Problem, parameters: dict[str, Tensor], together: Together
+) -> bool:
     """What makes the queries or keys is made larger, and they stay as they are.
 
     Much larger, and twice: a norm's epsilon may outweigh the small weights of a fresh model.
@@ -253,12 +336,15 @@ def _is_normalised(running: Running, problem: Problem, parameters: dict[str, Ten
     for name in ("query", "key"):
         slopes = supports(getattr(problem, name), parameters, heads, together=True)
         makes = [path for path in parameters if slopes[path][0].any()]
-        for owner in {path.rpartition(".")[0] for path in makes if parameters[path].dim() > 1}:
+        owners = {path.rpartition(".")[0] for path in makes if parameters[path].dim() > 1}
+        if not together.same(repr(sorted(owners))):
+            return False
+        for owner in sorted(owners):
             drafts = [
                 Draft(path, 0, torch.zeros(n).long(), torch.ones(n))
                 for path in makes
                 if path.rpartition(".")[0] == owner
-                for n in parameters[path].shape[:1]
+                for n in shards.here(parameters[path]).shape[:1]
             ]
             runs = [
                 _run(
@@ -270,7 +356,8 @@ def _is_normalised(running: Running, problem: Problem, parameters: dict[str, Ten
                 )
                 for factor in LARGER
             ]
-            if all(runs) and _stays(*(getattr(one, name) for one in (problem, *runs))):
+            stays = all(runs) and _stays(*(getattr(one, name) for one in (problem, *runs)))
+            if together.all(stays):
                 return True
     return False
 
@@ -292,8 +379,9 @@ def _run(
     """The call with scaled weights; None where the module cannot be run, or calls another."""
     scaled: dict[str, Tensor] = {}
     for draft in recipe:
-        part = Part(running.module, "", "", draft.axis, draft.head, draft.power)
-        scaled[draft.path] = part.scaled(parameters[draft.path].detach(), factors)
+        parameter = parameters[draft.path].detach()
+        local = rows.scaled(shards.here(parameter), *draft[1:], factors)
+        scaled[draft.path] = shards.like(parameter, local)
     try:
         found = capture.again(running, scaled)
     except Exception:
@@ -302,7 +390,7 @@ def _run(
     alike = [one for one in found if _alike(one, problem)]
     if len(alike) <= 1:
         return alike[0] if alike else None
-    return min(alike, key=lambda one: float((one.query - problem.query).abs().amax()))
+    return min(alike, key=lambda one: float((one.query - problem.query).detach().abs().amax()))
 
 
 def _alike(one: Problem, other: Problem) -> bool:
@@ -338,4 +426,9 @@ def _owned(module: nn.Module, model: nn.Module, draft: Draft) -> Part:
     owner = module.get_submodule(owner_path)
     prefix = next((path for path, one in model.named_modules() if one is owner), owner_path)
     path = f"{prefix}.{name}" if prefix else name
-    return Part(owner, name, path, draft.axis, draft.head, draft.power)
+    parameter = getattr(owner, name)
+    mine = shards.rows_here(parameter, draft.axis)
+    head = draft.head.new_full((parameter.shape[draft.axis],), -1)
+    power = draft.power.new_ones(head.shape)
+    head[mine], power[mine] = draft.head, draft.power
+    return Part(owner, name, path, draft.axis, head, power)

@@ -3,23 +3,28 @@
 After each optimizer step that was measured, the heads' maxima of that step are turned into factors
 and these into scaled weights, all on the device where the maxima are: the host reads nothing. On
 steps that are not measured nothing happens at all. What was done is told from the watch's readings,
-which come a step later.
+which come a step later. With several ranks (`ranks`), all of them take part in every measured step,
+also those that have seen no attention.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from scaledot.watch.names import PARALLEL
 from scaledot.watch.reading import Reading, Scalar
-from scaledot.watch.remedies import discover, rows
-from scaledot.watch.remedies.applied import Applied, apply, rule_of, why_not_at_call
+from scaledot.watch.remedies import discover, rows, shards
+from scaledot.watch.remedies.applied import Applied, apply, refuse_unequal, rule_of
 from scaledot.watch.remedies.beside import InputsOfStep, Overheard, StepEnd
-from scaledot.watch.remedies.remedy import Remedy, parse
+from scaledot.watch.remedies.capture import Inputs
+from scaledot.watch.remedies.factors import Factors
+from scaledot.watch.remedies.ranks import BY_WEIGHTS, REFUSED, Ranks, together
+from scaledot.watch.remedies.remedy import Remedy, RemedyError, parse
 from scaledot.watch.remedies.rows import Layer
-from scaledot.watch.remedies.rules import Rule, Temperature
+from scaledot.watch.remedies.rules import Rule
+from scaledot.watch.remedies.ways import said_of
 from scaledot.watch.watch import Watch
 
 log = logging.getLogger("scaledot.watch")
@@ -32,13 +37,19 @@ def install(
 ) -> "Installed":
     """Apply a remedy from now on, in the run that `watch` watches; `.remove()` ends it.
 
-    dry_run: change nothing and say what would be done. say: gets lines for the user; without it
-    they go to the log. qk-clip and temperature act on steps that are measured, so the watch then
-    looks at every step, unless it was told how often (every=N).
+    dry_run: change nothing and say what would be done. say: gets lines for the user, print for
+    example; without it they go to the log, of the first rank only. qk-clip and temperature act on
+    steps that are measured, so the watch then looks at every step, unless it was told how often
+    (every=N). With several ranks every one of them installs it.
     """
     remedy = parse(remedy) if isinstance(remedy, str) else remedy
     installed = _Clipping if remedy.kind.reads else _Once
-    return installed(watch, remedy, dry_run, say or log.warning)
+    return installed(watch, remedy, dry_run, say or _log_of_first_rank)
+
+
+def _log_of_first_rank(line: str) -> None:
+    if Ranks().mine == 0:
+        log.warning(line)
 
 
 class Installed:
@@ -55,6 +66,14 @@ class Installed:
         """Stop. Weights keep their values; a change at the call is taken away."""
         raise NotImplementedError
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the model's own state dict does not hold, by layer; the same on all ranks."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Resume: before the first step, so that its forward pass is as it would have been."""
+        raise NotImplementedError
+
 
 class _Once(Installed):
     """A remedy without readings: in place from the first call, or from the first step's end."""
@@ -66,6 +85,7 @@ class _Once(Installed):
         if dry_run:
             say(f"{remedy} would change {remedy.kind.changes}; state dict: {remedy.kind.keys}")
         elif remedy.kind.at_call:
+            refuse_unequal(remedy)
             self._applied.add_rule("", watch.model, rule_of(remedy))
             self._applied.changes.append("every attention call")
             say(f"{remedy} changes {remedy.kind.changes}")
@@ -82,6 +102,12 @@ class _Once(Installed):
             self._ends.remove()
         self._applied.undo()
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._applied.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._applied.load_state_dict(state)
+
     def _reparametrise(self, optimizer: Optimizer | None) -> None:
         """At the end of the first step, when the model and its optimizer are known."""
         assert self._ends is not None
@@ -91,11 +117,21 @@ class _Once(Installed):
         self._ends.remove()
         # A scheduler has a list of the groups it found; one more would be trained at another rate.
         scheduled = getattr(optimizer and optimizer.step, "_wrapped_by_lr_sched", False)
-        applied = [apply(self.remedy, root, None if scheduled else optimizer) for root in roots]
-        for one in applied:
+        # Nor would DistributedDataParallel average the slopes of what it did not find at first.
+        learned = not scheduled and not any(isinstance(root, PARALLEL) for root in roots)
+        for root in roots:
+            try:
+                one = apply(self.remedy, root, optimizer if learned else None)
+            except RemedyError as error:
+                self._say(f"{self.remedy} is refused: {error}")
+                return
             self._applied.changes += one.changes
             self._applied.keep(one.undo)
         self._say(self._applied.describe())
+
+
+TRIES = 2  # meetings at which inputs may be missing before a layer is given up
+NO_INPUTS = "its inputs could not be taken from the run"
 
 
 class _Clipping(Installed):
@@ -105,14 +141,16 @@ class _Clipping(Installed):
         super().__init__(watch, remedy, dry_run, say)
         if not (watch.cadence.fixed or dry_run):
             watch.cadence.fixed, watch.cadence.every = True, 1
-        self.layers: dict[str, Layer] = {}  # that are known
+        self.layers: dict[str, Layer] = {}  # that are known, of this rank
         self.refused: dict[str, str] = {}
         self.clips: dict[str, dict[int, int]] = {}  # of each layer and head, how many
-        self.first: int | None = None  # step with the first
-        self._rules: dict[str, Temperature] = {}
+        self.first: int | None = None  # the step of the first
+        self._ranks = Ranks()
+        self._meets = True  # at the end of the next measured step, whoever has something new
+        self._tries = 0
         self._applied = Applied(remedy)
+        self._factors = Factors(self._ranks, self._applied, watch)
         self._pending: dict[str, Tensor] = {}  # gamma, until the weights' optimizer has stepped
-        self._asked: set[str] = set()  # layers for which inputs were asked for
         self._first_of: dict[str, Reading] = {}  # of each layer, with a head above the limit
         self._announced: set[str] = set()
         # Before the first call: the watch tells a module's attentions apart by the lines between
@@ -129,11 +167,12 @@ class _Clipping(Installed):
         would = " (dry run): would have clipped" if self.dry_run else " has clipped"
         first = "" if self.first is None else f", the first in step {self.first}"
         lines = [f"{self.remedy}{would} {number} times, {heads} heads{first}"]
-        for name, layer in self.layers.items():
+        # A pipeline's layers have other names in the readings of the whole job.
+        for name, how in {**dict.fromkeys(self.clips, "on another rank"), **self._ways()}.items():
             if name in self.refused:
                 lines.append(f"  {name}: refused: {self.refused[name]}")
             elif name in self.clips:
-                lines.append(f"  {name}: heads {sorted(self.clips[name])}: {self._how(layer)}")
+                lines.append(f"  {name}: heads {sorted(self.clips[name])}: {how}")
         lines.append(f"  state dict: {self.remedy.kind.keys}")
         return "\n".join(lines)
 
@@ -145,71 +184,152 @@ class _Clipping(Installed):
             self._watch._deliveries.remove(self._read)
         self._applied.undo()
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._factors.state()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if not self.dry_run:
+            self._factors.load(state)
+
     # After a step. -------------------------------------------------------------------------------
 
     def _step_ended(self, optimizer: Optimizer | None) -> None:
         maxima = self._maxima.taken()
-        if maxima:
-            if unknown := [name for name in maxima if name not in self.layers]:
-                self._find(unknown)
-            self._pending = {
-                name: rows.gamma_of(maximum, self.remedy.number)
-                for name, maximum in _over_ranks(maxima).items()
-                if name in self.layers
-            }
-        self._inputs.drop()
+        if maxima is not None:
+            try:
+                self._measured(maxima)
+            except Exception as error:
+                self._stop(error)
         if self._pending:
             self._scale(optimizer)
 
-    def _scale(self, optimizer: Optimizer | None) -> None:
-        for name, gamma in list(self._pending.items()):
-            layer = self.layers[name]
-            if name in self.refused or self.dry_run or len(gamma) != layer.heads:
-                del self._pending[name]
-            elif name in self._rules:
-                self._rules[name].times_(self._pending.pop(name))
-            elif optimizer is None or _holds(optimizer, layer):
-                layer.scale_(self._pending.pop(name))
+    def _measured(self, maxima: dict[str, Tensor]) -> None:
+        """On every rank, whether it has seen attention or not: here they wait for each other."""
+        ranks = self._ranks
+        if apart := self._watch.ranks.apart:
+            raise RemedyError(apart)
+        unknown = [name for name in maxima if name not in self.layers]
+        if self._meets or ranks.something_new() or (unknown and ranks.number == 1):
+            self._meet({name: maxima[name] for name in unknown})
+        self._inputs.drop()
+        largest = ranks.largest(maxima, new=any(name not in self.layers for name in maxima))
+        kept = next(iter(maxima.values()), largest).dtype
+        gamma = rows.gamma_of(largest.to(kept), self.remedy.number)
+        if not self.dry_run:
+            self._factors.turn(gamma)
+            self._pending = {
+                entry.said.layer: gamma[entry.places]
+                for entry in ranks.own()
+                if entry.said.way == BY_WEIGHTS and (ranks.number > 1 or entry.said.layer in maxima)
+            }
 
-    def _find(self, unknown: list[str]) -> None:
+    def _scale(self, optimizer: Optimizer | None) -> None:
+        for name in list(self._pending):
+            if optimizer is None or _holds(optimizer, self.layers[name]):
+                self.layers[name].scale_(self._pending.pop(name))
+
+    def _stop(self, error: Exception) -> None:
+        """A rank that went on alone would scale by other factors than its replicas."""
+        self.remove()
+        self._say(
+            f"{self.remedy} has stopped, the weights stay as they are: the ranks did not come "
+            f"together ({type(error).__name__}: {error})"
+        )
+        log.error("%s has stopped", self.remedy, exc_info=error)
+
+    # New layers. ---------------------------------------------------------------------------------
+
+    def _meet(self, unknown: dict[str, Tensor]) -> None:
+        """All ranks: find the weights of their new layers, and agree on what is done to them."""
+        inputs, ranks = self._inputs.taken(), self._ranks
+        told = ranks.told(
+            {
+                "new": bool(unknown),
+                "inputs": inputs is not None,
+                "tries": self._tries,
+                "needs": shards.coupled(self._roots()) if ranks.number > 1 else [],
+            }
+        )
+        ready = together([one["needs"] for one in told], [one["inputs"] for one in told])
+        pairs = list(zip(told, ready, strict=True))
+        waiting = [one["new"] and not go and one["tries"] < TRIES for one, go in pairs]
+        found, reason = {}, NO_INPUTS
+        # Also where nobody has measured yet: attention over ranks is not, in a job's first step.
+        if inputs is not None and ready[ranks.mine]:
+            found, reason = self._looked(inputs)
+        self._meets = any(waiting)
+        if self._meets:
+            self._inputs.ask()  # in the next step that is measured
+        if waiting[ranks.mine]:
+            self._tries += 1
+            unknown = {}
+        elif not ready[ranks.mine]:
+            self._tries = 0  # given up; what comes later has its own tries
+        self._agree(unknown, found, reason, inputs)
+
+    def _looked(self, inputs: Inputs) -> tuple[dict[str, Layer], str]:
         """The layers' weights, from one more forward pass on what the model was given."""
-        inputs, reason = self._inputs.taken(), "its inputs could not be taken from the run"
-        if inputs is None and not self._asked.issuperset(unknown):
-            self._asked.update(unknown)  # in the next step that is measured
-            self._inputs.ask()
-            return
-        found: dict[str, Layer] = {}
-        if inputs is not None:
-            try:
-                found = discover.layers(inputs, self._watch._names)
-                reason = "a second forward pass did not call it"
-            except Exception as error:
-                reason = f"a second forward pass failed: {type(error).__name__}: {error}"
+        try:
+            found = discover.layers(inputs, self._watch._names)
+        except Exception as error:
+            return {}, f"a second forward pass failed: {type(error).__name__}: {error}"
+        return found, "a second forward pass did not call it"
+
+    def _agree(
+        self,
+        unknown: dict[str, Tensor],
+        found: dict[str, Layer],
+        reason: str,
+        inputs: Inputs | None,
+    ) -> None:
         model = nn.Module() if inputs is None else inputs.model
-        for name in unknown:
-            layer = found.get(name) or Layer(name, 0, None, "attention", refused=reason)
-            self.layers[name] = layer
-            self._prepare(name, layer, model)
+        new = {
+            name: found.get(name) or Layer(name, 0, None, "attention", refused=reason)
+            for name in unknown
+        }
+        # A layer that another rank measures for this one, too, is found here all the same.
+        new |= {name: layer for name, layer in found.items() if name not in self.layers}
+        heads = {name: len(maximum) for name, maximum in unknown.items()}
+        said = [
+            said_of(layer, self.remedy, model, heads.get(name, 0)) for name, layer in new.items()
+        ]
+        device = next((maximum.device for maximum in unknown.values()), None)
+        self._ranks.meet(said, device)
+        self._refuse_unseen()
+        self.layers.update(new)
+        for entry in self._ranks.entries:
+            name = entry.said.layer
+            if entry.said.way == REFUSED and name not in self.refused:
+                self.refused[name] = entry.said.words
+                self._say(f"{self.remedy} is refused in {name}: {entry.said.words}")
+        if not self.dry_run:
+            self._factors.grow({name: layer.module for name, layer in new.items()})
         self._announce()
 
-    def _prepare(self, name: str, layer: Layer, model: nn.Module) -> None:
-        if layer.parts and self.remedy.name == "qk-clip":
+    def _refuse_unseen(self) -> None:
+        """Layers that a rank has and did not call: its weights would stay, its replicas' not."""
+        if self._ranks.number == 1:
             return
-        after_norm = self.remedy.name == "temperature"
-        reason = layer.refused if not layer.heads else why_not_at_call(layer, model, after_norm)
-        if reason:
-            self.refused[name] = reason
-            self._say(f"{self.remedy} is refused in {name}: {reason}")
-        elif not self.dry_run:
-            assert layer.max_logit is not None
-            rule = Temperature(torch.ones_like(layer.max_logit))
-            self._rules[name] = rule
-            self._applied.add_rule(name, layer.module, rule)
+        elsewhere = {one.said.layer for one in self._ranks.entries} - {
+            one.said.layer for one in self._ranks.own()
+        }
+        have = {name for root in self._roots() for name in self._paths(root)}
+        for rank, names in enumerate(self._ranks.told(sorted(elsewhere & have))):
+            for name in names:
+                self._ranks.refuse(name, f"rank {rank} has it too, and did not call it")
 
-    def _how(self, layer: Layer) -> str:
-        if layer.parts and self.remedy.name == "qk-clip":
-            return f"{layer.rule()}: {', '.join(part.path for part in layer.parts)}"
-        return "one factor a head on the queries, at the call"
+    def _roots(self) -> list[nn.Module]:
+        model = self._watch.model
+        return self._watch._names.roots() if model is None else [model]
+
+    def _paths(self, root: nn.Module) -> list[str]:
+        names = self._watch._names
+        names.add(root)
+        return [names.name_of(module) for module in root.modules()]
+
+    def _ways(self) -> dict[str, str]:
+        """Of every layer of the job, in words."""
+        return {entry.said.layer: entry.said.words for entry in self._ranks.entries}
 
     # What the watch tells. -----------------------------------------------------------------------
 
@@ -232,8 +352,9 @@ class _Clipping(Installed):
 
     def _announce(self) -> None:
         """Once a layer, as soon as its weights are known."""
+        ways = self._ways()
         for name, reading in self._first_of.items():
-            if name in self._announced or name not in self.layers or name in self.refused:
+            if name in self._announced or name not in ways or name in self.refused:
                 continue
             self._announced.add(name)
             head = int(reading.value("max_logit").argmax())
@@ -242,7 +363,7 @@ class _Clipping(Installed):
             self._say(
                 f"{self.remedy} {verb} {name} since step {reading.step}: head {head} had a logit "
                 f"of {largest:.4g}, so x {self.remedy.number / largest:.3g}: "
-                f"{self._how(self.layers[name])}"
+                f"{ways[name]}"
             )
 
 
@@ -250,16 +371,3 @@ def _holds(optimizer: Optimizer, layer: Layer) -> bool:
     """Two optimizers may share a model: who steps the weights comes before the clip."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     return any(id(part.parameter) in held for part in layer.parts)
-
-
-def _over_ranks(maxima: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The largest of all ranks: replicas must stay alike. One collective for all layers."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return maxima
-    if distributed.get_world_size() == 1:
-        return maxima
-    packed = torch.cat(list(maxima.values()))
-    distributed.all_reduce(packed, distributed.ReduceOp.MAX)
-    parts = packed.split([len(maximum) for maximum in maxima.values()])
-    return dict(zip(maxima, parts, strict=True))

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 
 UNCHANGED = "unchanged"
-BESIDE = "unchanged; keep applied.state_dict() beside the model's, for it is not part of it"
+BESIDE = "unchanged; the remedy's own state_dict() is to be kept beside the model's: "
 
 REMEDIES: dict[str, Kind] = {
     "qk-clip": Kind(
@@ -41,7 +41,7 @@ REMEDIES: dict[str, Kind] = {
         reads=True,
         at_call=True,
         changes="one factor a head on the queries that enter the attention call",
-        keys=BESIDE,
+        keys=BESIDE + "X.factor of each layer X",
         promise="the head's logits shrink to it, and no other head's change",
         source="the same rule, at the call instead of in the weights",
     ),
@@ -75,7 +75,7 @@ REMEDIES: dict[str, Kind] = {
         at_call=True,
         changes="the scores of a row that sees n keys: times ln(n) / ln(N), computed by scaledot's "
         "attention",
-        keys=BESIDE,
+        keys=BESIDE + ".keys, the number N",
         promise="a row that sees N keys keeps its logits; longer rows are sharper, shorter flatter",
         source="scalable softmax, arXiv 2501.19399, with s = 1 / ln(N)",
     ),

@@ -6,12 +6,15 @@ attention. Where keys serve several heads (grouped heads, the rotated part of la
 only the query rows move, by the whole factor: other heads keep their logits.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from scaledot.watch.remedies import shards
 
 HALF, WHOLE = 0.5, 1.0  # powers of the factor
 
@@ -27,34 +30,33 @@ class Part:
     name: str
     path: str  # in the model
     axis: int
-    head: Tensor  # [n] int64, CPU
+    head: Tensor  # [n] int64, CPU; n of the whole parameter, wherever its rows lie
     power: Tensor  # [n] float32, CPU
-    _there: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _there: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def parameter(self) -> Tensor:
         return getattr(self.owner, self.name)
 
-    def factors(self, gamma: Tensor) -> Tensor:
-        """[n] from the heads' gamma [heads], on gamma's device: nothing is read by the host."""
-        padded = torch.cat([gamma, gamma.new_ones(1)])
-        if gamma.device not in self._there:  # copied once: a copy from the host makes it wait
-            self._there[gamma.device] = self.head.to(gamma.device), self.power.to(gamma.device)
-        head, power = self._there[gamma.device]
-        return padded[head] ** power  # 1 ** p is 1 to the bit: other rows keep theirs
-
-    def scaled(self, tensor: Tensor, gamma: Tensor) -> Tensor:
-        """A copy of `tensor`, which stands for the parameter."""
-        return (tensor * _along(self.factors(gamma), self.axis, tensor)).to(tensor.dtype)
-
     def scale_(self, gamma: Tensor) -> None:
-        """In place; of a sharded parameter the rows that lie here."""
+        """In place, by the heads' gamma [heads]; of a sharded parameter the rows that lie here.
+
+        On the device: nothing is read by the host.
+        """
         parameter = self.parameter
-        factors = self.factors(gamma.to(parameter.device))
-        local, first = _local(parameter, self.axis)
-        factors = factors[first : first + local.shape[self.axis]]
+        local = shards.here(parameter)
+        padded = _padded(gamma.to(local.device))
+        head, power = self._rows_here(parameter, local)
         with torch.no_grad():
-            local.mul_(_along(factors, self.axis, local))
+            local.mul_(_along(padded[head] ** power, self.axis, local))
+
+    def _rows_here(self, parameter: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
+        """Copied once: a copy from the host makes it wait."""
+        key = (local.device, getattr(parameter, "placements", None), local.shape[self.axis])
+        if key not in self._there:
+            rows = shards.rows_here(parameter, self.axis)
+            self._there[key] = self.head[rows].to(local.device), self.power[rows].to(local.device)
+        return self._there[key]
 
     def rows_of(self, head: int) -> list[int]:
         return (self.head == head).nonzero().flatten().tolist()
@@ -72,10 +74,22 @@ class Layer:
     refused: str = ""  # why its weights cannot be scaled
     normalised: bool = False  # because a norm follows them
     max_logit: Tensor | None = None  # [heads], of the captured call
+    identity: str = ""  # of the weights around the call: ranks with the same hold the same heads
+    share: tuple[int, int] = (0, 1)  # which part of how many of the layer's heads is computed here
+    alone: bool = True  # False: its module calls attention more than once
+    values: tuple[str, ...] = ()  # of each part, its path and the fingerprint of what lies here
 
     def scale_(self, gamma: Tensor) -> None:
         for part in self.parts:
             part.scale_(gamma)
+
+    def recipe(self) -> str:
+        """Short, and equal for parts that do the same; "" without parts."""
+        found = hashlib.sha256()
+        for part in self.parts:
+            found.update(f"{part.path} {part.axis}".encode())
+            found.update(part.head.numpy().tobytes() + part.power.numpy().tobytes())
+        return found.hexdigest()[:16] if self.parts else ""
 
     def rule(self) -> str:
         """In words."""
@@ -106,38 +120,24 @@ def only(gamma: Tensor, heads: Sequence[int] | None) -> Tensor:
     return torch.where(kept, gamma, 1.0)
 
 
+def scaled(local: Tensor, axis: int, head: Tensor, power: Tensor, gamma: Tensor) -> Tensor:
+    """A copy of what lies here of a parameter; head and power of its rows."""
+    factors = _padded(gamma)[head.to(gamma.device)] ** power.to(gamma.device)
+    return (local * _along(factors, axis, local)).to(local.dtype)
+
+
 def local_copy(parameter: Tensor) -> Tensor:
-    return _local(parameter, 0)[0].detach().clone()
+    return shards.here(parameter).detach().clone()
 
 
 def restore_(parameter: Tensor, copy: Tensor) -> None:
     with torch.no_grad():
-        _local(parameter, 0)[0].copy_(copy)
+        shards.here(parameter).copy_(copy)
 
 
-def why_not_here(parameter: Tensor) -> str:
-    """A parameter whose shard cannot be told apart by plain rows."""
-    if not hasattr(parameter, "placements"):
-        return ""
-    sharded: Any = parameter
-    if any("Strided" in type(place).__name__ for place in sharded.placements):
-        return "its weights are sharded twice along one dimension"
-    if "tp" in (sharded.device_mesh.mesh_dim_names or ()):
-        return "its heads are spread over ranks (tensor parallel)"
-    return ""
-
-
-def _local(parameter: Tensor, axis: int) -> tuple[Tensor, int]:
-    """The rows that lie here, and the number of the first along `axis`."""
-    if not hasattr(parameter, "placements"):
-        return parameter, 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    sharded: Any = parameter
-    _shape, offset = compute_local_shape_and_global_offset(
-        sharded.shape, sharded.device_mesh, sharded.placements
-    )
-    return sharded._local_tensor, offset[axis] if offset else 0
+def _padded(gamma: Tensor) -> Tensor:
+    """Index -1 is 1, and 1 ** p is 1 to the bit: other rows keep theirs."""
+    return torch.cat([gamma, gamma.new_ones(1)])
 
 
 def _along(factors: Tensor, axis: int, like: Tensor) -> Tensor:

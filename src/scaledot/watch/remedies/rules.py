@@ -44,10 +44,6 @@ class Temperature(Rule):
         factor = heads_of(self.factor, given.query)
         return given._replace(query=given.query * factor)
 
-    def times_(self, gamma: Tensor) -> None:
-        """A new tensor: the graph of the step that is over may still hold the old one."""
-        self.factor = self.factor.to(gamma.device) * gamma.to(self.factor.dtype)
-
     def state(self) -> dict[str, Tensor]:
         return {"factor": self.factor}
 

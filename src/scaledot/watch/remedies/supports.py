@@ -3,13 +3,16 @@
 import torch
 from torch import Tensor
 
+from scaledot.watch.remedies import shards
+
 
 def supports(
     tensor: Tensor, parameters: dict[str, Tensor], heads: int, together: bool = False
 ) -> dict[str, list[Tensor]]:
     """Of each parameter and axis, [heads, n]: which indices a head's entries depend on.
 
-    Where the gradient of a random sum of them is not zero. Key heads are repeated to query heads;
+    Where the gradient of a random sum of them is not zero; of a sharded parameter, the indices that
+    lie here. Key heads are repeated to query heads;
     together: all heads at once, [1, n].
     """
     generator = torch.Generator().manual_seed(0)
@@ -36,6 +39,6 @@ def supports(
 def _where(parameter: Tensor, slope: Tensor | None) -> list[Tensor]:
     """For each axis, [n]: where a gradient is not zero."""
     if slope is None:
-        return [torch.zeros(size, dtype=torch.bool) for size in parameter.shape]
-    there = (slope != 0)[..., None]
+        return [torch.zeros(size, dtype=torch.bool) for size in shards.here(parameter).shape]
+    there = (shards.laid_as(slope, parameter) != 0)[..., None]
     return [there.movedim(axis, 0).flatten(1).any(1).cpu() for axis in range(slope.dim())]

@@ -48,6 +48,7 @@ class Attachment:
                 budget=self.budget,
                 replace=self.replace,
                 losses=False,  # the framework says what its loss is
+                ranks="apart",  # the callbacks watch on rank 0 only
             )
         except BaseException:
             relay.close()
