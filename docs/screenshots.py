@@ -25,11 +25,11 @@ RUN_SIZE = {"steps": 90, "layers": 8, "width": 128, "heads": 8, "tokens": 64, "b
 
 # name -> (state in the address, colour scheme, height: the home shows the whole diagram)
 SHOTS = {
-    "home": ("", "light", 1330),
-    "variance": ("#v=1&lesson=variance&d_k=512", "light", 940),
-    "divisors": ("#v=1&lesson=divisors", "dark", 940),
+    "home": ("", "light", 1400),
+    "variance": ("#v=1&lesson=variance&d_k=128", "light", 1270),
+    "divisors": ("#v=1&lesson=divisors", "dark", 1270),
 }
-MONITOR = "#v=1&lesson=monitor&field=entropy_ratio&step=26&layer=blocks.3.attention&head=2"
+MONITOR = "#v=1&lesson=monitor&field=entropy_ratio&step=34&layer=blocks.0.attention&head=4"
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
                 path = folder / f"{name}.png"
                 shoot(browser, address + state, scheme, height, path, "[data-field]")
             path = folder / "monitor.png"
-            shoot(browser, address + MONITOR, "light", 1040, path, "#head-title")
+            shoot(browser, address + MONITOR, "light", 1180, path, "#head-title")
         browser.close()
     return 0
 

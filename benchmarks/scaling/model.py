@@ -244,6 +244,9 @@ def memory(work: Work) -> Bytes:
     )
 
 
-def reading_bytes(layers: int, heads: int, fields: int) -> int:
-    """What a rank gives to one reading of the watch: every field as 8 bytes."""
-    return layers * heads * fields * 8
+def reading_bytes(layers: int, heads: int) -> int:
+    """What a rank gives to one reading of the watch (scaledot/watch/ranks/parcel.py).
+
+    A header of 64 bytes, 32 for the scalars, 16 a layer; of each head 13 float32 and 6 counts.
+    """
+    return 64 + 32 + layers * (16 + heads * (13 * 4 + 6 * 8))

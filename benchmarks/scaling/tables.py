@@ -6,7 +6,6 @@ from benchmarks.scaling import facts, model, study
 from benchmarks.scaling.facts import NETWORK, NODE, NVLINK, Link, Speeds
 from benchmarks.scaling.model import Work
 from benchmarks.scaling.rows import Row
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 
 Rows = list[Row]
 
@@ -312,8 +311,7 @@ LAYERS, WATCHED_HEADS = 32, 32  # Llama 3.1 8B
 
 
 def reading(_: Rows, __: Speeds) -> str:
-    fields = len(FLOAT_FIELDS) + len(COUNT_FIELDS)
-    size = model.reading_bytes(LAYERS, WATCHED_HEADS, fields)
+    size = model.reading_bytes(LAYERS, WATCHED_HEADS)
     lines = _head("GPUs", "a GPU gives", "a GPU gets", "of that, latency", "time")
     for ranks in (2, 8, 64, 1024):
         latency = model.collective_seconds(ranks, 0)

@@ -160,9 +160,12 @@ def test_a_ring_of_nodes_is_the_ring_inside_a_node_and_never_slower_outside(mode
 
 def test_a_reading_is_nineteen_numbers_a_head(model):
     from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+    from scaledot.watch.ranks import parcel
 
     assert len(FLOAT_FIELDS) + len(COUNT_FIELDS) == 19  # the page says so
-    assert model.reading_bytes(layers=3, heads=5, fields=19) == 3 * 5 * 19 * 8
+    head = len(FLOAT_FIELDS) * 4 + len(COUNT_FIELDS) * 8
+    start = parcel.SIZE + 8 * len(parcel.NUMBERS)
+    assert model.reading_bytes(layers=3, heads=5) == start + 3 * (16 + 5 * head)
 
 
 def test_a_collective_of_one_is_free_and_grows_with_ranks(model):

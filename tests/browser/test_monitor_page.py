@@ -1,8 +1,13 @@
 """The monitor follows a run that is being written, and leads to the lessons."""
 
+import csv
+import io
+import xml.etree.ElementTree as ElementTree
+
 import numpy as np
 import pytest
 from lab_page import DESKTOP, PHONE, opened
+from PIL import Image
 from playwright.sync_api import expect
 from served_lab import reading
 from test_axe import violations
@@ -13,6 +18,7 @@ from scaledot.watch.reading import RunAttributes, Scalar
 from scaledot.watch.store import Store
 
 LAYERS = {"blocks.0.attn": 3, "blocks.1.attn": 5}
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -107,6 +113,50 @@ def test_it_follows_pauses_and_leads_to_the_lesson(chromium, lab_of, path):
             page.page.keyboard.press("Escape")
             expect(page.page.locator("#head-title")).to_have_count(0)
     assert page.wrong == []
+
+
+def test_the_heat_map_is_saved_in_three_forms_with_the_same_heads(chromium, lab_of, path):
+    with Store(path, RunAttributes(command=("train.py",), model="Tiny & <small>")) as store:
+        write(store, 0, 1, 2)
+    state = "#v=1&lesson=monitor&field=row_std&step=1"
+    with opened(chromium, lab_of(path) + state, accept_downloads=True) as page:
+        page.page.wait_for_selector("canvas[data-frames]")
+        files = {}
+        for kind in ("PNG", "SVG", "CSV"):
+            with page.page.expect_download() as started:
+                page.page.locator('[data-figure="monitor-row_std"] .file', has_text=kind).click()
+            assert started.value.suggested_filename == f"monitor-row_std.{kind.lower()}"
+            files[kind] = started.value.path().read_bytes()
+
+    rows = list(csv.DictReader(io.StringIO(files["CSV"].decode())))
+    heads = [(layer, head) for layer, count in LAYERS.items() for head in range(count)]
+    assert [(row["layer"], int(row["head"])) for row in rows] == heads
+    assert [float(row["row_std"]) for row in rows] == pytest.approx(
+        [value(1, "row_std", head) for _, head in heads]
+    )
+
+    drawing = ElementTree.fromstring(files["SVG"])
+    texts = [text.text or "" for text in drawing.iter(f"{SVG}text")]
+    title = drawing.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == texts[0] == "row_std of every head at step 1"
+    assert texts[1].startswith("Tiny & <small>")
+    assert set(LAYERS) < set(texts)
+    assert {"layer", "head", *map(str, range(5))} < set(texts)
+    fills = [rect.get("fill", "") for rect in drawing.iter(f"{SVG}rect")]
+    cells = [fill for fill in fills if fill.startswith("rgb")][: len(heads)]
+    assert cells == _pixels(files["PNG"])
+
+
+def _pixels(png: bytes) -> list[str]:
+    """The colours of all heads, read from the picture a little inside of each cell's lower left."""
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    wide, tall = image.width / max(LAYERS.values()), image.height / len(LAYERS)
+    return [
+        "rgb({},{},{})".format(*image.getpixel((int((head + 0.2) * wide), int((row + 0.8) * tall))))
+        for row, heads in enumerate(LAYERS.values())
+        for head in range(heads)
+    ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -101,6 +101,18 @@ def test_numbers_are_the_same_in_both_languages(page):
     expect(page.page.locator("h1")).to_have_text(_set(load("en")["divisors.question"]))
 
 
+def test_a_control_says_when_the_lesson_took_fewer(page):
+    page.go("variance", d_k=1024)
+    arguments = LESSONS["variance"].arguments({"d_k": 1024})
+    page.answered("variance", arguments)
+    taken = page.numbers()["samples"]
+    assert taken < arguments["samples"]
+    shown = page.page.locator('[data-control="samples"]')
+    expect(shown).to_have_text(f"{taken} / {arguments['samples']}")
+    page.page.locator("#variance-d_k").press("Home")
+    expect(shown).to_have_text(str(arguments["samples"]))
+
+
 def test_a_mistake_is_told_in_words(page):
     page.go("vectors")
     page.page.fill("#vectors-q", "1, 2, 3")

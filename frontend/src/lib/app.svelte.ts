@@ -19,6 +19,11 @@ class App {
   systemDark = $state(matchMedia("(prefers-color-scheme: dark)").matches);
   storedTheme = $state<string | null>(remembered(THEME));
   storedLanguage = $state<string | null>(remembered(LANGUAGE));
+  // Derived: whoever reads them is not woken by every change of the address.
+  lang = $derived((this.route.lang ?? this.storedLanguage ?? this.lessons?.lang) === "hi" ? "hi" : "en");
+  theme = $derived(
+    themed(this.route.theme) ?? themed(this.storedTheme) ?? (this.systemDark ? "dark" : "light"),
+  );
   isCanned = server.canned !== null;
   line: server.Line;
 
@@ -45,17 +50,6 @@ class App {
   async start(): Promise<void> {
     this.lessons = await server.lessons();
     await this.speak(this.lang);
-  }
-
-  get lang(): string {
-    const wanted = this.route.lang ?? this.storedLanguage ?? this.lessons?.lang;
-    return wanted === "hi" ? "hi" : "en";
-  }
-
-  get theme(): "light" | "dark" {
-    const wanted = this.route.theme ?? this.storedTheme;
-    if (wanted === "light" || wanted === "dark") return wanted;
-    return this.systemDark ? "dark" : "light";
   }
 
   lesson(name: string): Lesson | undefined {
@@ -141,6 +135,10 @@ class App {
     this.route = hash.parse(location.hash);
     void this.speak(this.lang);
   }
+}
+
+function themed(wanted: string | null): "light" | "dark" | null {
+  return wanted === "light" || wanted === "dark" ? wanted : null;
 }
 
 function remembered(name: string): string | null {

@@ -2,9 +2,10 @@
 
 import type { Answer, Arguments, Canned, Json } from "./contract";
 
-export function carried(): Canned | null {
-  const element = document.getElementById("scaledot-canned");
-  return element?.textContent ? (JSON.parse(element.textContent) as Canned) : null;
+/** Data that came inside the document: `scaledot-canned`, or a server's `scaledot-start`. */
+export function carried<Data>(name: string): Data | null {
+  const element = document.getElementById(name);
+  return element?.textContent ? (JSON.parse(element.textContent) as Data) : null;
 }
 
 /** The stored answer whose arguments are nearest: equal ones first, then numbers close by. */

@@ -54,10 +54,14 @@ export interface Card {
 
 export type Catalogue = Record<string, string>;
 
-export interface Canned {
-  version: string;
+/** What a server puts into the document itself: the words of one language. */
+export interface Start {
   lessons: Lessons;
   catalogue: Record<string, Catalogue>;
+}
+
+export interface Canned extends Start {
+  version: string;
   flashcards: Record<string, Card[]>;
   anki: Record<string, string>;
   answers: Answer[];

@@ -3,9 +3,10 @@
 
 import { Asker, type Question, type Reply } from "./asker";
 import { answersOf, carried, nearest } from "./canned";
-import type { Answer, Arguments, Canned, Card, Catalogue, Json, Lessons } from "./contract";
+import type { Answer, Arguments, Canned, Card, Catalogue, Json, Lessons, Start } from "./contract";
 
-export const canned: Canned | null = typeof document === "undefined" ? null : carried();
+export const canned = carried<Canned>("scaledot-canned");
+const start: Start | null = canned ?? carried<Start>("scaledot-start");
 
 const base = () => new URL("./", location.href.split("#")[0]);
 
@@ -22,10 +23,10 @@ async function get<Body>(path: string): Promise<Body> {
 }
 
 export const lessons = (): Promise<Lessons> =>
-  canned ? Promise.resolve(canned.lessons) : get("api/lessons");
+  start ? Promise.resolve(start.lessons) : get("api/lessons");
 
-export const catalogue = (lang: string): Promise<Catalogue> =>
-  canned ? Promise.resolve(canned.catalogue[lang] ?? {}) : get(`api/catalogue/${lang}`);
+export const catalogue = async (lang: string): Promise<Catalogue> =>
+  start?.catalogue[lang] ?? (canned ? {} : get(`api/catalogue/${lang}`));
 
 export const flashcards = (lang: string): Promise<Card[]> =>
   canned ? Promise.resolve(canned.flashcards[lang] ?? []) : get(`api/flashcards/${lang}`);

@@ -110,6 +110,7 @@ class Watch:
         self._scalars: list[Scalar] = []
         self._coming: list[Late] = []
         self._steps_looked_at = 0
+        self._last_measured = -1
         self._own_store: Any = None
         self._store = self._opened(store, ranks)
         sinks = list(sinks)
@@ -297,10 +298,12 @@ class Watch:
             self._waiting += self._gathering.close(step)
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
+            self._scalars += self._last_numbers(step - 1)
             self._send(step, due)
             return
         self.cadence.close_step()
         if due and (anything or self._job.together):
+            self._last_measured = step
             self._scalars += self._numbers_of(step, optimizer)
             self._coming += self._loss_of(step)
         elif self._losses is not None:
@@ -334,6 +337,13 @@ class Watch:
             reading.WATCH_COST: self.cadence.share,
         }
         return [Scalar(step, name, value) for name, value in numbers.items() if value is not None]
+
+    def _last_numbers(self, step: int) -> list[Scalar]:
+        """What the watch cost in the end, where the last step was not one that is measured."""
+        if step < 0 or self._job.together or self._last_measured == step:
+            return []
+        numbers = self._numbers_of(step, None)
+        return [scalar for scalar in numbers if scalar.name == reading.WATCH_COST]
 
     def _loss_of(self, step: int) -> list[Late]:
         loss = None if self._losses is None else self._losses.taken(step)

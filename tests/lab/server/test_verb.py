@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served_lab import LARGEST_MESSAGE, TOKEN, serving
+from served_lab import INDEX, LARGEST_MESSAGE, TOKEN, serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -21,7 +21,7 @@ from scaledot import cli
 from scaledot.lab import server
 from scaledot.lab.experiments import LESSONS
 from scaledot.lab.server import serve
-from scaledot.lab.server.page import MissingPage, load_page
+from scaledot.lab.server.page import MissingPage, PageFile, load_page
 from scaledot.watch.store import Store
 
 STUB = (
@@ -206,14 +206,14 @@ def test_on_the_wire_traversal_and_foreign_hosts_are_refused(page):
             connection.endheaders()
             answer = connection.getresponse()
             assert (path, answer.status) == (path, status)
-            assert b"root:" not in answer.read()
+            assert b"root:x:" not in answer.read()  # the first line of that file
             connection.close()
 
 
 @pytest.fixture(scope="module")
 def asked():
     with (
-        serving({}) as address,
+        serving({"index.html": PageFile(INDEX.encode(), "text/html")}) as address,
         connect(f"ws://{address}/api/ask", origin=f"http://{address.partition('/')[0]}") as socket,
     ):
         yield socket

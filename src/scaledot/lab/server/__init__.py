@@ -1,9 +1,9 @@
 """`scaledot lab`: the lab in a browser, served by this machine to itself alone.
 
 The way of a request: `gate` (is it our own page that asks?) -> `app` (the routes) -> `page` (the
-built files), `ask` (lessons over a WebSocket, computed by `worker`, worded by `answers`) or
-`monitor` (a run, read by `run_feed`). `serve` finds the port and starts it all; `export` writes one
-file instead.
+built files, sent by `packed`, the document with the data of `start`), `ask` (lessons over a
+WebSocket, computed by `worker`, worded by `answers`) or `monitor` (a run, read by `run_feed`).
+`serve` finds the port and starts it all; `export` writes one file instead.
 """
 
 import argparse

@@ -17,8 +17,10 @@ from scaledot.lab.server import answers
 from scaledot.lab.server.ask import ask
 from scaledot.lab.server.gate import Gate
 from scaledot.lab.server.monitor import monitor
+from scaledot.lab.server.packed import respond
 from scaledot.lab.server.page import INDEX, PageFile
 from scaledot.lab.server.plain_json import dumps
+from scaledot.lab.server.start import with_start
 from scaledot.lab.server.worker import Worker
 
 
@@ -39,7 +41,8 @@ def make_app(
         lifespan=_lifespan,
         exception_handlers={HTTPException: _short_error},
     )
-    app.state.page = page
+    app.state.page = {**page, INDEX: with_start(page[INDEX], lang, run=run is not None)}
+    app.state.catalogues = {}
     app.state.lang = lang
     app.state.run = run
     app.state.worker = Worker()
@@ -61,7 +64,7 @@ async def _file(request: Request) -> Response:
     found = request.app.state.page.get(path or INDEX)
     if found is None:
         raise HTTPException(404, "there is no such file")
-    return Response(found.content, media_type=found.type)
+    return respond(request, found)
 
 
 async def _lessons(request: Request) -> Response:
@@ -70,7 +73,11 @@ async def _lessons(request: Request) -> Response:
 
 
 async def _catalogue(request: Request) -> Response:
-    return _json(catalogue.load(_language(request)))
+    lang = _language(request)
+    known: dict[str, PageFile] = request.app.state.catalogues
+    if lang not in known:
+        known[lang] = PageFile(dumps(catalogue.load(lang)).encode(), "application/json")
+    return respond(request, known[lang])
 
 
 async def _flashcards(request: Request) -> Response:

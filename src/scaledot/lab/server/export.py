@@ -20,7 +20,7 @@ from scaledot.lab import catalogue, flashcards
 from scaledot.lab.experiments.lesson import Control, Lesson
 from scaledot.lab.server import answers
 from scaledot.lab.server.page import INDEX, PageFile
-from scaledot.lab.server.plain_json import dumps
+from scaledot.lab.server.start import block
 
 PLACES = 16  # of a slider that has very many
 CANNED = "scaledot-canned"  # the page looks for this id before it asks a server
@@ -70,11 +70,9 @@ def one_file(page: dict[str, PageFile], data: dict[str, Any]) -> str:
     inliner = _Inliner(page)
     inliner.feed(page[INDEX].content.decode())
     inliner.close()
-    json = dumps(data).replace("<", "\\u003c")  # nothing in it can end the element
     inliner.parts.insert(
         inliner.head_at,
-        _policy(inliner.scripts, inliner.styles)
-        + f'<script type="application/json" id="{CANNED}">{json}</script>',
+        _policy(inliner.scripts, inliner.styles) + block(CANNED, data),
     )
     return "".join(inliner.parts)
 

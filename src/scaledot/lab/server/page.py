@@ -1,6 +1,8 @@
 """The built page: its files, read once. What is not among them cannot be asked for."""
 
+import gzip
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "page"
@@ -25,6 +27,10 @@ class MissingPage(Exception):
 class PageFile:
     content: bytes
     type: str
+
+    @cached_property
+    def gzip(self) -> bytes:
+        return gzip.compress(self.content, mtime=0)
 
 
 def load_page(folder: Path = FOLDER) -> dict[str, PageFile]:

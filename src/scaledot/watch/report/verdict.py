@@ -197,8 +197,10 @@ def _story(facts: Facts, state: State) -> list[str]:
         )
     said += _now(facts, state)
     if facts.loss.final is not None:
+        lost = facts.loss.not_finite is not None or any(c.kind == "loss" for c in facts.crashes)
+        began = "Before it was no number, the loss was" if lost else "The loss ended at"
         said.append(
-            f"The loss ended at {number(facts.loss.final)} (mean of the last "
+            f"{began} {number(facts.loss.final)} (mean of the last "
             f"{count(facts.loss.averaged, 'reading')})."
         )
     return said

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from scaledot.measure import BANDS, Band
-from scaledot.watch import reading
+from scaledot.watch import crash, reading
 from scaledot.watch.alarms import GRADES, Alarm, as_json
-from scaledot.watch.reading import Phase, Reading
+from scaledot.watch.reading import Phase, Reading, RunAttributes
 from scaledot.watch.top import health
 from scaledot.watch.top.history import Curve, History
 
 WORST = 20  # heads; a terminal shows as many of them as it has room for
+CAUSES = {"interrupt": "hand (Ctrl-C)", "signal": "SIGTERM"}
 SILENT_AFTER = 10.0  # seconds without a commit, or five times the usual, if that is more
 
 
@@ -50,6 +51,7 @@ class Frame:
     band: Band
     state: State
     quiet_for: float | None  # seconds since the last reading
+    cause: str  # why it ended, where that is known
     step: int | None
     rows: list[Row]
     ill: dict[str, int]  # vital -> heads outside its band; only those that have any
@@ -79,6 +81,9 @@ def frame_of(
     segment = history.segment
     attributes = None if segment is None else segment.attributes
     scalars = {name: scalar.value for name, scalar in history.scalars.items()}
+    steps = [one.step for one in latest.values()]
+    if phase == "train" and steps:  # the last steps of a run may have no reading
+        steps += [scalar.step for scalar in history.scalars.values()]
     return Frame(
         path=str(history.path),
         command="" if attributes is None else " ".join(attributes.command),
@@ -87,7 +92,8 @@ def frame_of(
         band=BANDS[vital],
         state=state,
         quiet_for=quiet_for,
-        step=max((one.step for one in latest.values()), default=None),
+        cause=_cause(attributes),
+        step=max(steps, default=None),
         rows=rows,
         ill=ill,
         ill_heads=ill_heads,
@@ -107,6 +113,7 @@ def as_data(frame: Frame) -> dict[str, Any]:
         "run": frame.path,
         "command": frame.command,
         "state": frame.state,
+        "cause": frame.cause or None,
         "seconds_since_last_reading": frame.quiet_for,
         "step": frame.step,
         "phase": frame.phase,
@@ -211,6 +218,17 @@ def _state(history: History, latest: dict[str, Reading], now: float) -> tuple[St
         return "ended", quiet_for
     since_commit = max(0.0, now - max(segment.seen, last))
     return ("silent" if since_commit > _patience(history) else "running"), quiet_for
+
+
+def _cause(attributes: RunAttributes | None) -> str:
+    """Why the run ended, where it was kept; "" where nothing is known."""
+    crashes = [] if attributes is None else crash.from_note(attributes.more.get(crash.NOTE))
+    for one in reversed(crashes):
+        if one.kind == "exception":
+            return one.words
+        if one.kind in CAUSES:
+            return CAUSES[one.kind]
+    return ""
 
 
 def _patience(history: History) -> float:

@@ -13,6 +13,7 @@ LEAST_WORST = 5  # heads; more where there is more room
 MOST_WORST = 20
 ASCII = str.maketrans("▼▲·░▒▓…▁▂▃▄▅▆▇█←→", "v^.-+#~_.,-:=+#<>")
 COLOURS = {"act": "bold red", "warn": "bold yellow"}
+LONGEST_CAUSE = 60  # characters
 KEYS = "←→ vital  e eval  q quit"
 
 
@@ -71,8 +72,11 @@ def _state(frame: Frame) -> Text:
     quiet = "" if frame.quiet_for is None else words.ago(frame.quiet_for)
     if frame.state == "waiting":
         return Text("waiting for the first reading", "yellow")
-    if frame.state == "ended":
+    if frame.state == "ended" and not frame.cause:
         return Text(f"ended {quiet} ago" if quiet else "ended", "dim")
+    if frame.state in ("ended", "silent") and frame.cause:
+        cause = textwrap.shorten(frame.cause, LONGEST_CAUSE, placeholder=" …")
+        return Text(f"ended {quiet} ago by {cause}" if quiet else f"ended by {cause}", "bold red")
     if frame.state == "silent":
         return Text(f"SILENT for {quiet}: hung, killed or paused", "bold red")
     return Text(f"running, read {quiet} ago", "green")
