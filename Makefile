@@ -12,6 +12,7 @@ TORCH := $(VENV)/torch
 INSTALLED := $(VENV)/installed
 BUILT_FROM := pyproject.toml hatch_build.py build_page.py $(wildcard src/scaledot/backends/cpu/native/*.cpp)
 
+TWO := -n 2 --dist worksteal
 TIMED := tests/browser/test_latency.py tests/browser/test_monitor_page.py
 
 .PHONY: demo test check page browser bench clean
@@ -19,14 +20,15 @@ TIMED := tests/browser/test_latency.py tests/browser/test_monitor_page.py
 demo: $(INSTALLED)
 	$(BIN)/scaledot demo
 
-# One thread for each of the two workers: two times two threads would fight for two cores.
+# One thread for each of the two workers: two times two threads would fight for two cores. Each gets
+# half of the tests in a row (what a file sets up is set up once) and helps the other when it is done.
 # The GPU kernels have a process of their own: Triton decides at import whether it interprets. So have
 # the browser's tests that measure time: they need the other core for the browser.
 test: check page browser
 	$(BIN)/python build_page.py --test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/cuda --ignore=tests/browser
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest -n 2 tests/cuda
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 tests/browser $(addprefix --ignore=,$(TIMED))
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO) --ignore=tests/cuda --ignore=tests/browser
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest $(TWO) tests/cuda
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO) tests/browser $(addprefix --ignore=,$(TIMED))
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TIMED)
 
 check: $(INSTALLED)

@@ -94,10 +94,25 @@ def lab_of() -> Iterator[Callable[[Path], str]]:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory) -> Path:
-    """The page as one file, written by `scaledot lab --export`."""
-    path = tmp_path_factory.mktemp("exported") / "page.html"
-    subprocess.run([*LAB, "--export", str(path)], env=ONE_CORE, check=True, capture_output=True)
-    return path
+    """The page as one file, written by `scaledot lab --export`: by one worker for both."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    path, part = folder / "exported.html", folder / "exported.part.html"
+    try:
+        part.touch(exist_ok=False)
+    except FileExistsError:
+        _wait_until(path.exists, 120)
+        return path
+    subprocess.run([*LAB, "--export", str(part)], env=ONE_CORE, check=True, capture_output=True)
+    return part.rename(path)
+
+
+def _wait_until(true: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "the other worker has not written it in time"
+        time.sleep(0.1)
 
 
 @pytest.fixture

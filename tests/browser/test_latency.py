@@ -5,7 +5,7 @@ from lab_page import LESSONS, opened
 
 LIMIT_MS = 50
 PRESSES = 24
-ROUNDS = 3  # the best counts: browser, server and test share two cores with whoever else is there
+ROUNDS = 3  # one must hold: browser, server and test share two cores with whoever else is there
 
 # Inside the page, where the clock starts with the event and stops with the change in the document.
 CLOCK = """() => {
@@ -46,8 +46,10 @@ def test_a_slider_answers_in_time(chromium, lab, lesson):
             slider.press(key)
             page.page.wait_for_timeout(60)
         page.page.evaluate(CLOCK)
-        best = min((_round(page, slider) for _ in range(ROUNDS)), key=_p95)
-        assert _p95(best) < LIMIT_MS, best
+        rounds = []
+        while len(rounds) < ROUNDS and not any(_p95(waits) < LIMIT_MS for waits in rounds):
+            rounds.append(_round(page, slider))
+        assert _p95(rounds[-1]) < LIMIT_MS, rounds
 
 
 def test_the_first_paint_comes_within_a_second(chromium, lab):

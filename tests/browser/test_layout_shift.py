@@ -35,8 +35,9 @@ def shifted(page, address: str) -> tuple[float, list]:
     return sum(one["value"] for one in found), found
 
 
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("lang", ["en", "hi"])
+@pytest.mark.parametrize(
+    ("lang", "viewport"), [("en", DESKTOP), ("hi", PHONE)], ids=["en-desktop", "hi-phone"]
+)
 def test_no_panel_jumps_while_it_loads(new_page, lab, viewport, lang):
     page = new_page(viewport=viewport)
     page.add_init_script(WATCH)

@@ -127,6 +127,8 @@ def test_hopper_bends_logits(device, width, dtype):
 def test_packed_sequences(device, backend, is_causal, causal_align):
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32
     lengths_q, lengths_k = [5, 0, 70, 129, 1, 33], [9, 4, 70, 200, 0, 31]
+    if not ON_GPU:  # the interpreter is slow
+        lengths_q, lengths_k = [5, 0, 70, 1], [9, 4, 73, 0]
     ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
     query = torch.randn(int(ends[0][-1]), 4, 16).to(dtype)
     key, value = (torch.randn(int(ends[1][-1]), 2, 16).to(dtype) for _ in range(2))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from scaledot import cli
 from scaledot.measure import BANDS, COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch import crash
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import RunReader, Store
 from scaledot.watch.top import curve, health, heat, newest, picture, words
@@ -240,6 +241,35 @@ def test_a_run_is_running_then_silent_and_ended_when_it_says_so(tmp_path):
         assert "SILENT for" in picture.draw(frame, 80, 24)[0].plain
     assert history.look()
     assert frame_of(history, "passes", now=now + 60).state == "ended"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("exception", "ended 5 s ago by IndexError: list index out of range"),
+        ("signal", "ended 5 s ago by SIGTERM"),
+        ("interrupt", "ended 5 s ago by hand (Ctrl-C)"),
+        ("loss", "ended 5 s ago"),  # training went on after it
+    ],
+)
+def test_the_cause_of_an_end_is_told_where_it_is_known(tmp_path, kind, shown):
+    words = "IndexError: list index out of range"
+    with Store(tmp_path / "run.vitals", RunAttributes()) as store:
+        store.write(_model(1, 2, 3))
+        store.note(crash.NOTE, crash.as_note([crash.Crash(kind, 4, words, 1003.5)]))
+    frame = frame_of(History(tmp_path / "run.vitals"), "max_logit", now=1008.0)
+    assert frame.state == "ended"
+    title = picture.draw(frame, 120, 30)[0].plain
+    assert re.search(re.escape(shown) + r" +step 3", title), title
+
+
+def test_the_last_step_is_the_runs_not_the_last_readings(tmp_path):
+    scalars = [Scalar(57, "watch_cost", 0.01)]
+    frame = frame_of(
+        History(_run(tmp_path / "run.vitals", _model(1, 2, 3), scalars=scalars)), "top_p"
+    )
+    assert frame.step == 57
+    assert frame.cost == pytest.approx(0.01)
 
 
 def test_a_slow_run_is_not_called_silent_too_early(tmp_path):

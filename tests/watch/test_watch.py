@@ -395,6 +395,21 @@ def test_readings_and_scalars_reach_a_store(tmp_path):
     assert run.attributes.more["coverage"] == "2 of 2 attention layers watched"
 
 
+def test_the_store_ends_with_what_the_watch_cost_in_all(tmp_path):
+    from scaledot.watch.store import RunReader
+
+    path = tmp_path / "run.vitals"
+    model = TinyGPT(layers=1)
+    with Watch(model, every=5, store=path) as watch:
+        train(model, steps=8)
+    costs = RunReader(path).scalars("watch_cost")
+    assert costs.steps.tolist() == [
+        5,
+        7,
+    ]  # the first step's is not known yet; the last is no due one
+    assert costs.values[-1] == pytest.approx(watch.cadence.share, rel=0.5)
+
+
 def test_memory_does_not_grow():
     model = TinyGPT(layers=1)
     data = torch.zeros(1, 3, dtype=torch.long)

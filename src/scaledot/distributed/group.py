@@ -17,6 +17,12 @@ class Ranks(NamedTuple):
         """The global rank of the process `distance` further in the ring."""
         return dist.get_global_rank(self.group, (self.rank + distance) % self.size)
 
+    def meeting_place(self, device: torch.device) -> torch.device:
+        """Where the group can take tensors from: gloo has no way out of a GPU, so by the host."""
+        if device.type == "cpu" or dist.get_backend(self.group) != "gloo":
+            return device
+        return torch.device("cpu")
+
 
 def ranks_of(mesh: Any) -> Ranks:
     """mesh: a 1-D DeviceMesh or a ProcessGroup."""
@@ -46,7 +52,7 @@ def ranks_of(mesh: Any) -> Ranks:
 
 def all_numbers(ranks: Ranks, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
     """The whole numbers of every rank; waits for all of them."""
-    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    own = torch.tensor(numbers, dtype=torch.int64, device=ranks.meeting_place(device))
     if ranks.size == 1:
         return [own.tolist()]
     everybodys = own.new_empty(ranks.size, len(numbers))
@@ -60,7 +66,8 @@ def all_bytes(ranks: Ranks, tensor: Tensor) -> Tensor:
     As bytes: not every backend knows every type.
     """
     flat = tensor.contiguous().view(-1).view(torch.uint8)
+    flat = flat.to(ranks.meeting_place(tensor.device))
     everybodys = flat.new_empty(ranks.size, flat.numel())
     if flat.numel():
         dist.all_gather(list(everybodys), flat, group=ranks.group)
-    return everybodys.view(tensor.dtype).view(ranks.size, *tensor.shape)
+    return everybodys.to(tensor.device).view(tensor.dtype).view(ranks.size, *tensor.shape)

@@ -92,8 +92,10 @@ class Coming:
     """A message on its way to the next rank and one from the rank before."""
 
     def __init__(self, ranks: Ranks, flat: Tensor, room: Tensor) -> None:
-        self.flat, self.room = flat, room  # kept alive until both have arrived
-        send, receive = flat.view(torch.uint8), room.view(torch.uint8)
+        self.device = flat.device
+        place = ranks.meeting_place(self.device)
+        self.flat, self.room = flat.to(place), room.to(place)  # alive until both have arrived
+        send, receive = self.flat.view(torch.uint8), self.room.view(torch.uint8)
         self._works: list[Any] | None = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, send, ranks.neighbour(1), group=ranks.group),
@@ -105,7 +107,7 @@ class Coming:
         for work in self._works or ():
             work.wait()
         self._works = None
-        return self.room
+        return self.room.to(self.device)
 
 
 class Gathered:
@@ -136,10 +138,11 @@ class Gathered:
         for rank, place, segment in self._places():
             part = whole[:, :, segment.start : segment.start + segment.length]
             parts[rank, :, :, place : place + segment.length] = part
-        own = parts.new_empty(shape[1:])
+        place = self.ranks.meeting_place(parts.device)
+        own = parts.new_empty(shape[1:], device=place)
         if own.numel():
-            dist.reduce_scatter(own, list(parts), group=self.ranks.group)
-        own = own[:, :, : self.key.shape[2]]
+            dist.reduce_scatter(own, list(parts.to(place)), group=self.ranks.group)
+        own = own[:, :, : self.key.shape[2]].to(parts.device)
         width = self.key.shape[-1]
         return own[..., :width], own[..., width:]
 

@@ -110,6 +110,8 @@ def test_a_loss_that_is_no_number_is_named_with_its_step(tmp_path):
     facts, verdict = report.examine(write_run(tmp_path / "r.vitals", scalars=scalars))
     assert (verdict.state, verdict.since_step) == ("broken", 41)
     assert "The first loss that is no number is that of step 41." in verdict.sentences
+    assert any(one.startswith("Before it was no number, the loss was") for one in verdict.sentences)
+    assert not any("The loss ended" in one for one in verdict.sentences)
     assert facts.loss.final is not None
     assert math.isfinite(facts.loss.final)
 
