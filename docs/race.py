@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from scaledot.bench import drawing
 from scaledot.lab.study import rows as records
 from scaledot.lab.study import summary
 from scaledot.lab.study.rows import RaceRow
@@ -47,6 +48,7 @@ PANEL, HEIGHT, GAP_X, GAP_Y = 396, 190, 50, 80
 SHOWN_WIDTH = 64  # d_k of the panels below
 FLOOR = 20  # steps: the first mean there is
 
+STYLE = ".bar{stroke-width:1}"
 Points = dict[float, tuple[float, float, float]]  # place -> median, lowest, highest
 
 
@@ -73,14 +75,11 @@ def picture(rows: Sequence[RaceRow]) -> str:
         f"<text x='24' y='{height - 24}' class='note'>No mark: fewer than half of the seeds got "
         "to 90 %. Both axes are logarithmic.</text>"
     )
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img' "
-        "aria-label='Steps to 90 % accuracy for five scaling rules, against d_k at the best "
-        "learning rate of each and against the learning rate'>\n"
-        f"<style>{_style()}</style>\n<rect class='page' width='{WIDTH}' height='{height}'/>\n"
-        + "\n".join(body)
-        + "\n</svg>\n"
+    label = (
+        "Steps to 90 % accuracy for five scaling rules, against d_k at the best learning rate "
+        "of each and against the learning rate"
     )
+    return drawing.picture((WIDTH, height), label, SERIES, body, STYLE)
 
 
 def _by_width(rows: Iterable[RaceRow]) -> dict[str, Points]:
@@ -117,8 +116,8 @@ def _heading(rows: Sequence[RaceRow]) -> list[str]:
     out.append(f"<text x='24' y='54' class='note'>{html.escape(words)}</text>")
     x = 24.0
     for number, series in enumerate(SERIES):
-        out.append(f"<g class='s{number}'><path d='M{x:.0f} 78h22'{_dash(series)}/>")
-        out.append(f"{_mark(series.mark, x + 11, 78)}</g>")
+        out.append(f"<g class='s{number}'><path d='M{x:.0f} 78h22'{drawing.dash(series.dash)}/>")
+        out.append(f"{drawing.mark(series.mark, x + 11, 78)}</g>")
         out.append(f"<text x='{x + 28:.0f}' y='82'>{series.label}</text>")
         x += 28 + 6.6 * len(series.label) + 22  # a little more than letters need
     return out
@@ -154,9 +153,9 @@ def _line(
         drawn.append((across, *(_down(y, steps, top) for steps in (middle, low, high))))
     path = "L".join(f"{across:.1f} {down:.1f}" for across, down, _, _ in drawn)
     bars = "".join(f"M{across:.1f} {low:.1f}V{high:.1f}" for across, _, low, high in drawn)
-    marks = "".join(_mark(series.mark, across, down) for across, down, _, _ in drawn)
+    marks = "".join(drawing.mark(series.mark, across, down) for across, down, _, _ in drawn)
     return [
-        f"<g class='s{number}'><path d='M{path}'{_dash(series)}/>"
+        f"<g class='s{number}'><path d='M{path}'{drawing.dash(series.dash)}/>"
         f"<path class='bar' d='{bars}'/>{marks}</g>"
     ]
 
@@ -174,45 +173,6 @@ def _down(y: float, steps: float, top: float) -> float:
 def _across(x: float, place: float, places: list[float]) -> float:
     """Widths and rates grow by factors, so their places are even."""
     return x + PANEL * (places.index(place) + 0.5) / len(places)
-
-
-def _dash(series: Series) -> str:
-    return f" stroke-dasharray='{series.dash}'" if series.dash else ""
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    """A shape for each series: colour alone does not tell lines apart for everybody."""
-    if kind in ("disc", "ring"):
-        return f"<circle class='{kind}' cx='{x:.1f}' cy='{y:.1f}' r='3.6'/>"
-    shape = {
-        "square": "m-3.2 -3.2h6.4v6.4h-6.4z",
-        "triangle": "m0 -4.4l4 7.2h-8z",
-        "diamond": "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
-    }[kind]
-    return f"<path class='disc' d='M{x:.1f} {y:.1f}{shape}'/>"
-
-
-def _style() -> str:
-    """Paper and ink change together, so that either reads well wherever the picture lies."""
-
-    def colours(ink: str, faint: str, grid: str, page: str, lines: tuple[str, ...]) -> str:
-        series = "".join(
-            f".s{number}{{stroke:{colour}}}.s{number} .disc{{fill:{colour}}}"
-            for number, colour in enumerate(lines)
-        )
-        return (
-            f".page,.ring{{fill:{page}}}text{{fill:{ink}}}.note{{fill:{faint}}}"
-            f".grid{{stroke:{grid}}}{series}"
-        )
-
-    light = colours("#1b1f24", "#59636e", "#d8dee4", "#ffffff", tuple(s.light for s in SERIES))
-    dark = colours("#e6edf3", "#9da7b3", "#30363d", "#0d1117", tuple(s.dark for s in SERIES))
-    return (
-        "text{font-family:ui-sans-serif,system-ui,sans-serif;font-size:13px}"
-        ".title{font-size:18px;font-weight:600}.name{font-weight:600}.note{font-size:12px}"
-        ".end{text-anchor:end}.mid{text-anchor:middle}path{fill:none}g{stroke-width:2}"
-        f".bar{{stroke-width:1}}{light}@media (prefers-color-scheme:dark){{{dark}}}"
-    )
 
 
 if __name__ == "__main__":

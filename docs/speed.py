@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from scaledot.bench import results
+from scaledot.bench import drawing, results
 
 DOCS = pathlib.Path(__file__).parent
 CSV, SVG = DOCS.parent / "benchmarks" / "results" / "gpu.csv", DOCS / "speed.svg"
@@ -63,14 +63,11 @@ def picture(rows: Iterable[results.Row]) -> str:
                 points = speeds.get((series, width, causal), {})
                 body += _line(x, y, SERIES.index(series), series, points, lengths, top)
     height = TOP + len(maskings) * (HEIGHT + GAP_Y)
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img' "
-        "aria-label='TFLOP/s of the forward pass against sequence length, scaledot beside cuDNN, "
-        "FlashAttention and FlexAttention'>\n"
-        f"<style>{_style()}</style>\n<rect class='page' width='{WIDTH}' height='{height}'/>\n"
-        + "\n".join(body)
-        + "\n</svg>\n"
+    label = (
+        "TFLOP/s of the forward pass against sequence length, scaledot beside cuDNN, "
+        "FlashAttention and FlexAttention"
     )
+    return drawing.picture((WIDTH, height), label, SERIES, body)
 
 
 def _of(series: Series, rows: list[results.Row]) -> list[tuple[tuple[int, bool], Points]]:
@@ -96,8 +93,8 @@ def _heading(rows: list[results.Row], shown: list[Series]) -> list[str]:
     x = 24.0
     for series in shown:
         number = SERIES.index(series)
-        out.append(f"<g class='s{number}'><path d='M{x:.0f} 74h22'{_dash(series)}/>")
-        out.append(f"{_mark(series.mark, x + 11, 74)}</g>")
+        out.append(f"<g class='s{number}'><path d='M{x:.0f} 74h22'{drawing.dash(series.dash)}/>")
+        out.append(f"{drawing.mark(series.mark, x + 11, 74)}</g>")
         out.append(f"<text x='{x + 28:.0f}' y='78'>{series.label}</text>")
         x += 28 + 7.2 * len(series.label) + 24  # a little more than letters need
     return out
@@ -129,53 +126,13 @@ def _line(
         for length, speed in sorted(points.items())
     ]
     path = "L".join(f"{across:.1f} {down:.1f}" for across, down in places)
-    marks = "".join(_mark(series.mark, across, down) for across, down in places)
-    return [f"<g class='s{number}'><path d='M{path}'{_dash(series)}/>{marks}</g>"]
+    marks = "".join(drawing.mark(series.mark, across, down) for across, down in places)
+    return [f"<g class='s{number}'><path d='M{path}'{drawing.dash(series.dash)}/>{marks}</g>"]
 
 
 def _across(x: float, length: int, lengths: list[int]) -> float:
     """Lengths grow by factors, so their places are even."""
     return x + PANEL * (lengths.index(length) + 0.5) / len(lengths)
-
-
-def _dash(series: Series) -> str:
-    return f" stroke-dasharray='{series.dash}'" if series.dash else ""
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    """A shape for each series: colour alone does not tell lines apart for everybody."""
-    if kind in ("disc", "ring"):
-        return f"<circle class='{kind}' cx='{x:.1f}' cy='{y:.1f}' r='3.6'/>"
-    shape = {
-        "square": "m-3.2 -3.2h6.4v6.4h-6.4z",
-        "triangle": "m0 -4.4l4 7.2h-8z",
-        "diamond": "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
-        "cross": "m-3.4 -3.4l6.8 6.8m0 -6.8l-6.8 6.8",
-    }[kind]
-    return f"<path class='{'open' if kind == 'cross' else 'disc'}' d='M{x:.1f} {y:.1f}{shape}'/>"
-
-
-def _style() -> str:
-    """Paper and ink change together, so that either reads well wherever the picture lies."""
-
-    def colours(ink: str, faint: str, grid: str, page: str, ours: tuple[str, ...]) -> str:
-        lines = "".join(
-            f".s{number}{{stroke:{colour}}}.s{number} .disc{{fill:{colour}}}"
-            for number, colour in enumerate(ours)
-        )
-        return (
-            f".page,.ring{{fill:{page}}}text{{fill:{ink}}}.note{{fill:{faint}}}"
-            f".grid{{stroke:{grid}}}{lines}"
-        )
-
-    light = colours("#1b1f24", "#59636e", "#d8dee4", "#ffffff", tuple(s.light for s in SERIES))
-    dark = colours("#e6edf3", "#9da7b3", "#30363d", "#0d1117", tuple(s.dark for s in SERIES))
-    return (
-        "text{font-family:ui-sans-serif,system-ui,sans-serif;font-size:13px}"
-        ".title{font-size:18px;font-weight:600}.name{font-weight:600}.note{font-size:12px}"
-        ".end{text-anchor:end}.mid{text-anchor:middle}path{fill:none}g{stroke-width:2}"
-        f"{light}@media (prefers-color-scheme:dark){{{dark}}}"
-    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 import rates
 from rates import GRID, Row
 
+from scaledot.bench import drawing
 from scaledot.watch.alarms import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -165,14 +166,11 @@ def picture(rows: list[Row]) -> str:
     for number, series in reversed(list(enumerate(SERIES))):  # ours last: on top
         point = [rates.share(part, f"step_{series.name}").value for part in (healthy, sick)]
         body.append(_line(number, series, curves[series].found, point))
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' "
-        "aria-label='Share of sick runs found against share of false alarms, for scaledot, max "
-        "logit, entropy, gradient norm and loss'>\n"
-        f"<style>{_style()}</style>\n<rect class='page' width='{WIDTH}' height='{HEIGHT}'/>\n"
-        + "\n".join(body)
-        + "\n</svg>\n"
+    label = (
+        "Share of sick runs found against share of false alarms, for scaledot, max logit, "
+        "entropy, gradient norm and loss"
     )
+    return drawing.picture((WIDTH, HEIGHT), label, SERIES, body)
 
 
 def _heading(sick: int, healthy: int) -> list[str]:
@@ -185,8 +183,8 @@ def _heading(sick: int, healthy: int) -> list[str]:
     out.append(f"<text x='24' y='54' class='note'>{html.escape(words)}</text>")
     x = 24.0
     for number, series in enumerate(SERIES):
-        out.append(f"<g class='s{number}'><path d='M{x:.0f} 78h22'{_dash(series)}/>")
-        out.append(f"{_mark(series.mark, x + 11, 78)}</g>")
+        out.append(f"<g class='s{number}'><path d='M{x:.0f} 78h22'{drawing.dash(series.dash)}/>")
+        out.append(f"{drawing.mark(series.mark, x + 11, 78)}</g>")
         out.append(f"<text x='{x + 28:.0f}' y='82'>{html.escape(series.label)}</text>")
         x += 28 + 7.2 * len(series.label) + 12  # a little more than letters need
     return out
@@ -224,48 +222,9 @@ def _band(number: int, curve: rates.Curve) -> str:
 
 
 def _line(number: int, series: Series, found: np.ndarray, point: list[float]) -> str:
-    mark = _mark(series.mark, *_place(*point))
-    return f"<g class='s{number}'><path d='M{_path(GRID, found)}'{_dash(series)}/>{mark}</g>"
-
-
-def _dash(series: Series) -> str:
-    return f" stroke-dasharray='{series.dash}'" if series.dash else ""
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    """A shape for each series: colour alone does not tell lines apart for everybody."""
-    if kind == "disc":
-        return f"<circle class='disc' cx='{x:.1f}' cy='{y:.1f}' r='4.4'/>"
-    shape = {
-        "square": "m-4 -4h8v8h-8z",
-        "triangle": "m0 -5.4l5 9h-10z",
-        "diamond": "m0 -5.4l5.4 5.4l-5.4 5.4l-5.4 -5.4z",
-        "cross": "m-4 -4l8 8m0 -8l-8 8",
-    }[kind]
-    return f"<path class='{'open' if kind == 'cross' else 'disc'}' d='M{x:.1f} {y:.1f}{shape}'/>"
-
-
-def _style() -> str:
-    """Paper and ink change together, so that either reads well wherever the picture lies."""
-
-    def colours(ink: str, faint: str, grid: str, page: str, ours: tuple[str, ...]) -> str:
-        lines = "".join(
-            f".s{n}{{stroke:{c}}}.s{n} .disc{{fill:{c}}}.b{n}{{fill:{c};fill-opacity:.08}}"
-            for n, c in enumerate(ours)
-        )
-        return (
-            f".page{{fill:{page}}}text{{fill:{ink}}}.note{{fill:{faint}}}"
-            f".grid{{stroke:{grid}}}{lines}"
-        )
-
-    light = colours("#1b1f24", "#59636e", "#d8dee4", "#ffffff", tuple(s.light for s in SERIES))
-    dark = colours("#e6edf3", "#9da7b3", "#30363d", "#0d1117", tuple(s.dark for s in SERIES))
-    return (
-        "text{font-family:ui-sans-serif,system-ui,sans-serif;font-size:13px}"
-        ".title{font-size:18px;font-weight:600}.note{font-size:12px}"
-        ".end{text-anchor:end}.mid{text-anchor:middle}path{fill:none}g{stroke-width:2}"
-        f"{light}@media (prefers-color-scheme:dark){{{dark}}}"
-    )
+    mark = drawing.mark(series.mark, *_place(*point))
+    dash = drawing.dash(series.dash)
+    return f"<g class='s{number}'><path d='M{_path(GRID, found)}'{dash}/>{mark}</g>"
 
 
 if __name__ == "__main__":

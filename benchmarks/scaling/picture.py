@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.scaling.rows import Row
+from scaledot.bench import drawing
 
 
 class Series(NamedTuple):
@@ -28,6 +29,7 @@ WIDTH, LEFT, TOP = 920, 62, 132
 PANEL, HEIGHT, GAP = 396, 240, 50
 NODE = 8  # the last place where all links are NVLink
 
+STYLE = ".thin{stroke-width:1.4}"
 Points = dict[int, float]  # GPUs -> efficiency
 
 
@@ -49,14 +51,11 @@ def picture(rows: Sequence[Row]) -> str:
         f"<text x='24' y='{height - 18}' class='note'>GPUs, in nodes of eight. Computed from "
         "measured kernel speeds and assumed links: docs/scaling.md says which.</text>"
     )
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img' "
-        "aria-label='Efficiency of ring attention against the number of GPUs for sequences of "
-        "128k, 1M and 10M tokens, forward and backward'>\n"
-        f"<style>{_style()}</style>\n<rect class='page' width='{WIDTH}' height='{height}'/>\n"
-        + "\n".join(body)
-        + "\n</svg>\n"
+    label = (
+        "Efficiency of ring attention against the number of GPUs for sequences of 128k, 1M "
+        "and 10M tokens, forward and backward"
     )
+    return drawing.picture((WIDTH, height), label, SERIES, body, STYLE)
 
 
 def _points(rows: Sequence[Row], tokens: int, direction: str, form: str, kind: str) -> Points:
@@ -78,7 +77,7 @@ def _heading(row: Row) -> list[str]:
     x = 24.0
     for number, series in enumerate(SERIES):
         out.append(f"<g class='s{number}'><path d='M{x:.0f} 78h22'/>")
-        out.append(f"{_mark(series.mark, x + 11, 78)}</g>")
+        out.append(f"{drawing.mark(series.mark, x + 11, 78)}</g>")
         out.append(f"<text x='{x + 28:.0f}' y='82'>{series.label}</text>")
         x += 140
     out.append(f"<g class='plain'><path d='M{x:.0f} 78h22' stroke-dasharray='5 3'/></g>")
@@ -111,7 +110,7 @@ def _line(
     path = "L".join(f"{across:.1f} {down:.1f}" for across, down in places)
     if dashed:
         return [f"<g class='s{number} thin'><path d='M{path}' stroke-dasharray='5 3'/></g>"]
-    marks = "".join(_mark(mark, across, down) for across, down in places)
+    marks = "".join(drawing.mark(mark, across, down) for across, down in places)
     return [f"<g class='s{number}'><path d='M{path}'/>{marks}</g>"]
 
 
@@ -122,34 +121,3 @@ def _across(x: float, number: int, ranks: list[int]) -> float:
 
 def _down(share: float) -> float:
     return TOP + HEIGHT * (1 - share)
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    """A shape for each length: colour alone does not tell lines apart for everybody."""
-    if kind == "disc":
-        return f"<circle class='disc' cx='{x:.1f}' cy='{y:.1f}' r='3.6'/>"
-    shape = {"square": "m-3.2 -3.2h6.4v6.4h-6.4z", "triangle": "m0 -4.4l4 7.2h-8z"}[kind]
-    return f"<path class='disc' d='M{x:.1f} {y:.1f}{shape}'/>"
-
-
-def _style() -> str:
-    """Paper and ink change together, so that either reads well wherever the picture lies."""
-
-    def colours(ink: str, faint: str, grid: str, page: str, lines: tuple[str, ...]) -> str:
-        drawn = "".join(
-            f".s{number}{{stroke:{colour}}}.s{number} .disc{{fill:{colour}}}"
-            for number, colour in enumerate(lines)
-        )
-        return (
-            f".page{{fill:{page}}}text{{fill:{ink}}}.note{{fill:{faint}}}"
-            f".grid{{stroke:{grid}}}.plain{{stroke:{faint}}}{drawn}"
-        )
-
-    light = colours("#1b1f24", "#59636e", "#d8dee4", "#ffffff", tuple(s.light for s in SERIES))
-    dark = colours("#e6edf3", "#9da7b3", "#30363d", "#0d1117", tuple(s.dark for s in SERIES))
-    return (
-        "text{font-family:ui-sans-serif,system-ui,sans-serif;font-size:13px}"
-        ".title{font-size:18px;font-weight:600}.name{font-weight:600}.note{font-size:12px}"
-        ".end{text-anchor:end}.mid{text-anchor:middle}path{fill:none}g{stroke-width:2}"
-        f".thin{{stroke-width:1.4}}{light}@media (prefers-color-scheme:dark){{{dark}}}"
-    )
