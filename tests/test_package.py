@@ -88,12 +88,30 @@ def test_package_says_it_is_typed():
     assert (ROOT / "src/scaledot/py.typed").exists()
 
 
-def test_import_brings_in_torch_and_nothing_else_heavy():
+def test_attention_brings_in_torch_and_nothing_else_heavy():
     """Compared with a process that imports only torch."""
-    extra = _modules_after("import scaledot") - _modules_after("import torch")
+    used = "import scaledot; scaledot.attention, scaledot.nn, scaledot.Vitals"
+    extra = _modules_after(used) - _modules_after("import torch")
     packages = {name.partition(".")[0] for name in extra}
     assert packages - set(sys.stdlib_module_names) == {"scaledot"}
     assert not LEFT_OUT & extra
+
+
+@pytest.mark.parametrize("verb", ["", "run"])
+def test_the_command_line_needs_no_torch_to_be_read(verb):
+    words = [verb, "--help"] if verb else ["--help"]
+    call = "import contextlib, scaledot.cli\nwith contextlib.suppress(SystemExit): "
+    loaded = _modules_after(f"{call}scaledot.cli.main({words!r})\nNone")
+    assert "scaledot" in loaded
+    assert not {"torch", "numpy"} & loaded
+
+
+def test_every_public_name_is_there_and_nothing_else():
+    for name in scaledot.__all__:
+        assert getattr(scaledot, name) is getattr(scaledot, name)
+    assert set(scaledot.__all__) <= set(dir(scaledot))
+    with pytest.raises(AttributeError, match="has no attribute 'attenton'"):
+        _ = scaledot.attenton
 
 
 def test_import_prints_nothing_and_warns_of_nothing():
@@ -122,9 +140,9 @@ def test_no_source_unpickles_or_evaluates(path):
 
 def _modules_after(command: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", f"{command}; import sys; print(*sys.modules)"],
+        [sys.executable, "-c", f"{command}; import sys; print(); print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())

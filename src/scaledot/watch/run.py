@@ -3,8 +3,9 @@
 The script is not run here: this process becomes the Python that runs it (exec), with one folder
 more in PYTHONPATH. Python loads `inject/sitecustomize.py` from there, which waits for the import of
 torch and then begins the watch (`inside.py`). So the script's __main__, arguments, paths, output,
-signals and exit status are Python's own, torch is imported when the script imports it, and every
-Python that it starts is watched as well: torchrun's workers, accelerate's, spawned processes.
+signals and exit status are Python's own, torch is imported when the script imports it (and not
+before, in this process), and every Python that it starts is watched as well: torchrun's workers,
+accelerate's, spawned processes.
 """
 
 import argparse
@@ -19,8 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scaledot.watch.alarms import GRADES, overridden
-from scaledot.watch.ranks.job import MODES
-from scaledot.watch.store import RunReader, StoreError
+from scaledot.watch.ranks import MODES
 
 OPTIONS = "SCALEDOT_RUN"  # the environment variable that carries the options to every process
 INJECT = Path(__file__).parent / "inject"
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         launch = launch_of(args, os.environ)
-    except (ValueError, StoreError) as error:
+    except ValueError as error:
         print(f"scaledot run: {error}", file=sys.stderr)
         return 2
     sys.stdout.flush()
@@ -183,8 +183,14 @@ def _check_remedy(spec: str | None, dry_run: bool) -> None:
 
 def _refuse_foreign(store: Path) -> None:
     """Better now than after the script has loaded its data for an hour."""
-    if store.exists() and (store.is_dir() or store.stat().st_size):
+    if not store.exists() or not (store.is_dir() or store.stat().st_size):
+        return
+    from scaledot.watch.store import RunReader, StoreError  # brings in torch: only where needed
+
+    try:
         RunReader(store)
+    except StoreError as error:
+        raise ValueError(str(error)) from None
 
 
 def _steps(text: str) -> int:

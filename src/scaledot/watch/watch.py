@@ -25,9 +25,9 @@ from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
 from scaledot.watch.probes import hub, place
 from scaledot.watch.probes.seen import Seen
-from scaledot.watch.ranks import shares
+from scaledot.watch.ranks import Mode, shares
 from scaledot.watch.ranks.files import RankStore, file_of, rank_here
-from scaledot.watch.ranks.job import PATIENCE, Job, Mode, Traffic
+from scaledot.watch.ranks.job import PATIENCE, Job, Traffic
 from scaledot.watch.ranks.parcel import Parcel
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
 from scaledot.watch.receivers import Deliver, by_rank_0, close_all, delivery_to, is_path

@@ -6,3 +6,8 @@ something new), `parcel` and `layout` are what is sent, `merge` makes readings o
 rows, `told` which heads and which layers they are where nobody can see it, `shares` which heads a
 rank holds where its weights say it.
 """
+
+from typing import Literal, get_args
+
+Mode = Literal["merge", "apart"]  # one store for all ranks, or one for each
+MODES: tuple[Mode, ...] = get_args(Mode)

@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from scaledot.watch.ranks import meeting
+from scaledot.watch.ranks import MODES, Mode, meeting
 from scaledot.watch.ranks.exchange import Exchange, OutOfStep
 from scaledot.watch.ranks.layout import Layout
 from scaledot.watch.ranks.meeting import Absent, Gather, Meeting, World, world
@@ -24,8 +24,6 @@ from scaledot.watch.reading import Reading, Scalar
 
 log = logging.getLogger("scaledot.watch")
 
-Mode = Literal["merge", "apart"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 # Steps between the end of a step and the moment at which its reading is handed on. A host that
 # runs ahead of its device is stopped only where it is further ahead than this.
 LAG = 4
