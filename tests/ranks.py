@@ -3,6 +3,7 @@
 As a program it is one rank: `python ranks.py FOLDER RANK`.
 """
 
+import contextlib
 import datetime
 import importlib.util
 import os
@@ -113,7 +114,12 @@ def _run(folder: Path, rank: int) -> None:
     result = getattr(module, name)(rank, world, *args)
     torch.save(result, folder / f"result{rank}.part")
     os.replace(folder / f"result{rank}.part", folder / f"result{rank}")
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # somebody is gone already
+            dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads now and then abort a process that takes its group down
 
 
 if __name__ == "__main__":
