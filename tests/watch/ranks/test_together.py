@@ -204,7 +204,8 @@ def _another_interval_on_rank_1(rank, lines):
         assert (
             f"goes on without the other ranks: {words}; readings from step 2 on" in lines.lines[0]
         )
-        assert [one.step for one in found] == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
+        steps = [one.step for one in found]
+        assert steps == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10], steps
         assert [int(one.value("rows")[0]) for one in found] == [70] * 2 + [35] * 10
     else:
         assert (lines.lines, found) == ([], [])

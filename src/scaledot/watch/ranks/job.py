@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scaledot.watch.ranks import MODES, Mode, meeting
-from scaledot.watch.ranks.exchange import Exchange, OutOfStep
+from scaledot.watch.ranks.exchange import Bundle, Exchange, OutOfStep
 from scaledot.watch.ranks.layout import Layout
 from scaledot.watch.ranks.meeting import Absent, Gather, Meeting, World, world
 from scaledot.watch.ranks.merge import readings_of, scalars_of, wish_of
@@ -27,6 +27,7 @@ log = logging.getLogger("scaledot.watch")
 # Steps between the end of a step and the moment at which its reading is handed on. A host that
 # runs ahead of its device is stopped only where it is further ahead than this.
 LAG = 4
+FOREVER = 2**62
 PATIENCE = 10.0  # seconds for the last reading: who crashed never sends one
 
 
@@ -169,19 +170,25 @@ class Job:
                 self._break(until, f"the ranks are out of step: {error}", all_there=True)
             except Exception as error:
                 self._break(until, _words(error))
+        found = self._handed(exchange.taken(until))
+        if not self.together:  # no other rank waits for the same step: all of it, in its order
+            found += self._handed(exchange.taken(FOREVER))
+        left, self._left = self._left, []
+        found += [Arrived(parcel.readings(), parcel.numbers(), 0) for parcel in left]
+        return found
+
+    def _handed(self, taken: list[tuple[Parcel, Bundle]]) -> list[Arrived]:
         found = []
-        for parcel, bundle in exchange.taken(until):
+        for parcel, bundle in taken:
             self._count(bundle.collectives, bundle.bytes)
             readings = readings_of(bundle, self._placing)
             found.append(Arrived(readings, scalars_of(bundle), wish_of(bundle)))
-            if bundle.over and not parcel.last:
+            if bundle.over and not parcel.last and self.together:
                 why = f"the watch of rank {bundle.over[0]} has ended"
                 self._break(parcel.step, why, all_there=True)
             elif parcel.last:
                 self._all_over = len(bundle.over) == len(bundle.parts)
                 self.together = False
-        left, self._left = self._left, []
-        found += [Arrived(parcel.readings(), parcel.numbers(), 0) for parcel in left]
         return found
 
     def _count(self, collectives: int, size: int) -> None:
