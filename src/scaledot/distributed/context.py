@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scaledot.distributed.attention import attention
-from scaledot.distributed.group import ranks_of
-from scaledot.distributed.layout import cut, tokens_of
 from scaledot.distributed.sharding import shard, unshard
 
 LAYOUT = "zigzag"
@@ -48,18 +46,12 @@ def context_parallel(
     kept = {id(buffer) for buffer in no_restore_buffers or ()}
     if not kept <= {id(buffer) for buffer in buffers}:
         raise ValueError("no_restore_buffers must be some of the buffers")
-    ranks = ranks_of(mesh)
-    sizes = {buffer.shape[dim] for buffer, dim in zip(buffers, dims, strict=True)}
-    lengths = {}  # of each sequence length in use, by the rank's own part of it
-    for size in sizes:
-        parts = [tokens_of(part) for part in cut(size, ranks.size, LAYOUT)]
-        lengths[parts[ranks.rank]] = parts if len(sizes) == 1 else None
     originals = [None if id(buffer) in kept else buffer.clone() for buffer in buffers]
     with torch.no_grad():
         for buffer, dim in zip(buffers, dims, strict=True):
             _become(buffer, shard(buffer, mesh, dim, LAYOUT).clone())
     original = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = _over(mesh, lengths, method)  # type: ignore[assignment]
+    F.scaled_dot_product_attention = _over(mesh, method)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -84,7 +76,7 @@ def _become(buffer: Tensor, content: Tensor) -> None:
     buffer.copy_(content)
 
 
-def _over(mesh: Any, lengths: dict[int, Any], method: str) -> Any:
+def _over(mesh: Any, method: str) -> Any:
     def scaled_dot_product_attention(
         query: Tensor,
         key: Tensor,
@@ -102,7 +94,6 @@ def _over(mesh: Any, lengths: dict[int, Any], method: str) -> Any:
             )
         if dropout_p > 0.0:
             raise ValueError("context_parallel has no attention dropout; set it to 0")
-        same = query.shape[-2] == key.shape[-2]
         return attention(
             query,
             key,
@@ -113,7 +104,6 @@ def _over(mesh: Any, lengths: dict[int, Any], method: str) -> Any:
             enable_gqa=enable_gqa,
             layout=LAYOUT,
             method=method,
-            lengths=lengths.get(query.shape[-2]) if same else None,
         )
 
     return scaled_dot_product_attention
