@@ -32,6 +32,17 @@ INDEX = """<!doctype html>
 SCRIPT = 'document.title = "<!-- " + "</script>".length;\n'
 
 
+def write_page(folder: Path) -> Path:
+    """The files that stand for a built page."""
+    (folder / "assets").mkdir(parents=True)
+    (folder / "index.html").write_text(INDEX)
+    (folder / "assets/index-1.js").write_text(SCRIPT)
+    (folder / "assets/index-1.css").write_text("body { color: navy }\n")
+    (folder / "assets/icon.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (folder / "sources.sha256").write_text("0\n")
+    return folder
+
+
 def connect(client: TestClient, path: str, origin: str | None = ORIGIN, token: str = TOKEN):
     headers = {} if origin is None else {"origin": origin}
     return client.websocket_connect(f"ws://127.0.0.1:{PORT}/{token}{path}", headers=headers)

@@ -4,6 +4,9 @@ A run is a character model as in scaledot.lab (RoPE, pre-norm, no biases) with o
 another changed. Its *twins* are the same run, seed and batches and all, with a remedy from the
 first step on: scores held by QK-Clip, or the right scale. How much better the best twin ends says
 whether the run was sick.
+
+Larger runs train on a GPU in bfloat16: there no step waits for the device, so losses and norms
+stay on it until the end, and scores are held by scaledot's own remedy.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from clips import Clip
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,6 +38,7 @@ CLIP_NORM = 1.0
 # with 30 the label does not favour "score above 100", which would be right by construction.
 CLIP = 30.0
 HIDDEN = 0.15  # share of characters that "masked" hides
+KEPT = ("floats", "counts", "losses", "norms", "final", "seconds", "parameters")  # beside layers
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,17 @@ class Setup:
     seed: int = 0
     clip: float | None = None  # QK-Clip's threshold: the remedy of a twin
     task: str = "text"  # or "masked": hidden characters; "repeat": the second half is the first
+    large: bool = False  # bfloat16 autocast, and a twin's scores held by scaledot's own remedy
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
-        fields = dataclasses.asdict(self)
-        if self.task == "text":  # came later than the first recordings
-            del fields["task"]
+        came_later = {"task": "text", "large": False, "device": "cpu"}  # than the first recordings
+        fields = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in came_later or value != came_later[name]
+        }
         told = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -74,6 +84,7 @@ class Recorded:
     norms: np.ndarray  # [steps], of the gradient before it is clipped
     final: float  # held-out loss after the last step
     seconds: float
+    parameters: int = 0  # of the model; 0: recorded before they were counted
 
     def readings(self, step: int) -> list[Reading]:
         return [
@@ -97,10 +108,7 @@ def recorded(setup: Setup, folder: Path, stop: int | None = None) -> Recorded:
         np.savez_compressed(
             scratch,
             layers=np.array(found.layers),
-            **{
-                name: getattr(found, name)
-                for name in ("floats", "counts", "losses", "norms", "final", "seconds")
-            },
+            **{name: getattr(found, name) for name in KEPT},
         )
         scratch.rename(path)
     with np.load(path) as kept:
@@ -113,6 +121,7 @@ def recorded(setup: Setup, folder: Path, stop: int | None = None) -> Recorded:
             kept["norms"],
             float(kept["final"]),
             float(kept["seconds"]),
+            int(kept["parameters"]) if "parameters" in kept else 0,
         )
 
 
@@ -127,28 +136,32 @@ def twins(setup: Setup) -> list[Setup]:
 def train(setup: Setup, stop: int | None = None) -> Recorded:
     began = time.perf_counter()
     torch.set_num_threads(1)
-    tokens, vocabulary = _text()
+    text, vocabulary = _text()
+    tokens = text.to(setup.device)
     generator = torch.Generator().manual_seed(setup.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setup.seed)
-        model = built(setup, vocabulary, generator)
+        model = built(setup, vocabulary, generator).to(setup.device)
     optimizers = _optimizers(setup, model)
     seen: list[Reading] = []
     losses, norms = [], []
-    with Watch(model, every=1, sinks=[seen], losses=False, alarms=False) as watch:
+    with (
+        Watch(model, every=1, sinks=[seen], losses=False, alarms=False) as watch,
+        Clip(watch, model, setup.clip, by_remedy=setup.large) as clip,
+    ):
         for step in range(stop or setup.steps):
             here, following = _batch(tokens[:-HELD_OUT], setup, generator)
-            loss = F.cross_entropy(model(here).flatten(0, 1), following.flatten())
+            with _precision(setup):
+                loss = F.cross_entropy(model(here).flatten(0, 1), following.flatten())
             model.zero_grad()
             loss.backward()
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM).item())
-            losses.append(loss.item())
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM))
+            losses.append(loss.detach())
             for optimizer, rate in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate * schedule(step, setup)
                 optimizer.step()
-            if setup.clip is not None:
-                _clip(model, watch, setup.clip)
+            clip.after_step()
     final = _held_out(model, tokens[-HELD_OUT:], setup)
     names = tuple(dict.fromkeys(reading.layer for reading in seen))
     shape = (len(losses), len(names))
@@ -159,11 +172,20 @@ def train(setup: Setup, stop: int | None = None) -> Recorded:
         names,
         floats,
         counts,
-        np.array(losses),
-        np.array(norms),
+        _fetched(losses),
+        _fetched(norms),
         final,
         time.perf_counter() - began,
+        sum(weight.numel() for weight in model.parameters()),
     )
+
+
+def _precision(setup: Setup) -> torch.autocast:
+    return torch.autocast(torch.device(setup.device).type, torch.bfloat16, enabled=setup.large)
+
+
+def _fetched(numbers: list[Tensor]) -> np.ndarray:
+    return np.array(torch.stack(numbers).tolist())
 
 
 def schedule(step: int, setup: Setup) -> float:
@@ -253,36 +275,24 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.0)
 
 
-def _clip(model: nn.Module, watch: Watch, threshold: float) -> None:
-    """QK-Clip (Kimi K2, arXiv 2507.20534): the rows of q and k of a head whose score passed it."""
-    for (layer, phase), reading in watch.latest.items():
-        if phase != "train":
-            continue
-        attention = model.get_submodule(layer)
-        most = torch.from_numpy(reading.value("max_logit").copy())
-        factor = torch.where(most > threshold, (threshold / most).sqrt(), torch.ones(()))
-        with torch.no_grad():
-            width = attention.qkv.weight.shape[1]
-            rows = attention.qkv.weight.view(3, attention.heads, -1, width)
-            rows[:2] *= factor[None, :, None, None]
-
-
 def _held_out(model: nn.Module, tokens: Tensor, setup: Setup) -> float:
     """inf where the model answers with no number."""
     generator = torch.Generator().manual_seed(1_000)
-    total = 0.0
+    losses = []
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _precision(setup):
         for _ in range(JUDGED_ON):
             here, following = _batch(tokens, dataclasses.replace(setup, batch=32), generator)
-            total += F.cross_entropy(model(here).flatten(0, 1), following.flatten()).item()
+            losses.append(F.cross_entropy(model(here).flatten(0, 1), following.flatten()))
+    total = sum(_fetched(losses).tolist())
     return total / JUDGED_ON if math.isfinite(total) else math.inf
 
 
 def _batch(tokens: Tensor, setup: Setup, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Input and what is asked for; -100 where nothing is."""
     starts = torch.randint(len(tokens) - setup.tokens, (setup.batch, 1), generator=generator)
-    pieces = tokens[starts + torch.arange(setup.tokens + 1)]
+    starts = starts.to(tokens.device, non_blocking=True)
+    pieces = tokens[starts + torch.arange(setup.tokens + 1, device=tokens.device)]
     if setup.task == "masked":
         pieces = pieces[:, :-1]
         hidden = torch.rand(pieces.shape, generator=generator) < HIDDEN

@@ -2,48 +2,50 @@
 
 python benchmarks/alarms/study.py            # trains what is not recorded, then writes the CSV
 python benchmarks/alarms/study.py --quick    # six short runs, prints them, writes nothing
+python benchmarks/alarms/study.py --large    # larger models on a GPU, which --workers N share
 
-One row a run in benchmarks/results/alarms.csv; page.py makes docs/alarms.md and its picture of it.
+One row a run in benchmarks/results/alarms.csv, of the larger ones in alarms_large.csv; page.py
+makes docs/alarms.md and its picture of them.
 """
 
 import argparse
-import csv
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from detectors import DETECTORS, all_rules, first_step
+import large
 from grid import FAMILIES, Family
-from runs import Recorded, Setup, recorded, twins
+from rows import row_of, told, write
+from runs import Setup
 
 HERE = Path(__file__).parent
-CSV = HERE.parent / "results" / "alarms.csv"
-SICK, HEALTHY = 0.1, 0.05  # nats that the best remedy gains; between them nothing is claimed
-WORST_LOSS = 5.0  # stands for a loss that is no number: more than knowing nothing costs
-MEAN = 20  # steps over which the losses of a run and its twin are compared
+RESULTS = HERE.parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="six short runs; writes nothing")
+    parser.add_argument("--large", action="store_true", help="larger models, on a GPU")
+    parser.add_argument("--workers", type=int, default=4, help="with --large: runs at a time")
+    parser.add_argument("--device", default="cuda", help="with --large; cpu: two toys, for tests")
+    parser.add_argument("--csv", type=Path, help="another file than in benchmarks/results")
     parser.add_argument("--recorded", type=Path, default=HERE / "recorded")
     args = parser.parse_args()
+    if args.large:
+        if reason := large.why_not(args.device, args.csv):
+            parser.error(reason)
+        path = args.csv or RESULTS / "alarms_large.csv"
+        return large.study(args.device, args.recorded, args.workers, path)
     began, rows = time.perf_counter(), []
     for row in studied(_quick() if args.quick else FAMILIES, args.recorded):
         rows.append(row)
-        keys = ("family", "rate", "seed", "gain", "label", "step_warn", "step_max_logit")
-        print("  ".join(f"{key} {row[key]}" for key in keys), flush=True)
+        print(told(row), flush=True)
     print(f"{len(rows)} runs in {time.perf_counter() - began:.0f} s")
     if not args.quick:
-        with CSV.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write(rows, args.csv or RESULTS / "alarms.csv")
     return 0
 
 
@@ -51,69 +53,6 @@ def studied(families: tuple[Family, ...], folder: Path) -> Iterator[dict[str, An
     for family in families:
         for setup in family.setups():
             yield row_of(family, setup, folder)
-
-
-def row_of(family: Family, setup: Setup, folder: Path) -> dict[str, Any]:
-    run = recorded(setup, folder)
-    remedied = [(twin, recorded(twin, folder)) for twin in twins(setup) if _differs(run, twin)]
-    twin, best = min(remedied, key=lambda pair: _loss(pair[1]), default=(setup, run))
-    gain = _loss(run) - _loss(best)
-    label = "sick" if gain >= SICK else "healthy" if gain < HEALTHY else "between"
-    rules = all_rules(run)
-    curves = {detector.name: detector.curve(run) for detector in DETECTORS}
-    seconds = sum(one.seconds for one in (run, *(other for _, other in remedied)))
-    return {
-        "family": family.name,
-        "set": "tuned" if family.tunes else "judged",
-        **{
-            name: value
-            for name, value in dataclasses.asdict(setup).items()
-            if name not in ("clip", "task")
-        },
-        "loss": round(_loss(run), 4),
-        "remedy": _named(twin, setup),
-        "remedied_loss": round(_loss(best), 4),
-        "gain": round(gain, 4),
-        "label": label,
-        "damage_step": _or_empty(_damage(run, best) if label == "sick" else None),
-        "step_warn": _or_empty(rules["warn"]),
-        "step_act": _or_empty(rules["act"]),
-        **{
-            f"step_{one.name}": _or_empty(first_step(curves[one.name], one.usual))
-            for one in DETECTORS
-        },
-        **{f"score_{one.name}": f"{curves[one.name][-1]:.5g}" for one in DETECTORS},
-        "trainings": 1 + len(remedied),
-        "seconds": round(seconds, 1),
-    }
-
-
-def _differs(run: Recorded, twin: Setup) -> bool:
-    """A clip that no score reaches changes nothing."""
-    return twin.clip is None or bool(np.nan_to_num(run.vital("max_logit")).max() > twin.clip)
-
-
-def _loss(run: Recorded) -> float:
-    return min(run.final, WORST_LOSS) if math.isfinite(run.final) else WORST_LOSS
-
-
-def _damage(run: Recorded, twin: Recorded) -> int | None:
-    """The step from which on the training loss stays SICK above the twin's; same batches."""
-    gap = np.nan_to_num(run.losses, nan=WORST_LOSS) - np.nan_to_num(twin.losses, nan=WORST_LOSS)
-    mean = np.convolve(gap, np.ones(MEAN) / MEAN, "valid")
-    below = np.flatnonzero(mean < SICK)
-    first = int(below[-1]) + 1 if len(below) else 0
-    return first + MEAN - 1 if first < len(mean) else None
-
-
-def _named(twin: Setup, setup: Setup) -> str:
-    if twin == setup:
-        return "none needed"
-    return f"qk-clip:{twin.clip:g}" if twin.clip is not None else twin.scale
-
-
-def _or_empty(step: int | None) -> int | str:
-    return "" if step is None else step
 
 
 def _quick() -> tuple[Family, ...]:

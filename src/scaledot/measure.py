@@ -9,6 +9,7 @@ import html
 import math
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -106,6 +107,23 @@ class Vitals:
     k_entries: Tensor
     per_row: RowVitals | None = None
 
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """[fields, ...] twice, in the order of FLOAT_FIELDS and of COUNT_FIELDS."""
+        made = _made_packed.get(self)
+        if made is None:
+            parts = [getattr(self, name) for name in (*FLOAT_FIELDS, *COUNT_FIELDS)]
+            made = torch.stack(parts[: len(FLOAT_FIELDS)]), torch.stack(parts[len(FLOAT_FIELDS) :])
+        return made
+
+    @staticmethod
+    def unpacked(floats: Tensor, counts: Tensor, per_row: RowVitals | None = None) -> "Vitals":
+        named = dict(zip(FLOAT_FIELDS, floats.unbind(), strict=True))
+        named |= zip(COUNT_FIELDS, counts.unbind(), strict=True)
+        vitals = Vitals(**named, per_row=per_row)
+        if not torch.compiler.is_compiling():
+            _made_packed[vitals] = floats, counts
+        return vitals
+
     @property
     def passes(self) -> Tensor:
         """1 - sum_p2, the trace of the softmax's Jacobian: how much gradient gets through."""
@@ -170,6 +188,9 @@ class Vitals:
     def _has_data(self) -> bool:
         return not self.max_logit.is_meta and type(self.max_logit) is Tensor
 
+
+# A backend's own [fields, ...], of which the tensors of these vitals are views.
+_made_packed: WeakKeyDictionary[Vitals, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 SHOWN_HEADS = 8
 
@@ -388,13 +409,12 @@ def vitals_from(result: Result, lead: tuple[int, ...], row_lead: tuple[int, ...]
     assert floats is not None
     assert counts is not None
     assert rows is not None
-    named = dict(zip(FLOAT_FIELDS, floats.reshape(len(floats), *lead).unbind(), strict=True))
-    named |= zip(COUNT_FIELDS, counts.reshape(len(counts), *lead).unbind(), strict=True)
     per_row = None
     if row_lead is not None:
         queries = rows.shape[-1]
         per_row = RowVitals(*(tensor.reshape(*row_lead, queries) for tensor in rows.unbind()))
-    return Vitals(**named, per_row=per_row)
+    floats, counts = (numbers.reshape(len(numbers), *lead) for numbers in (floats, counts))
+    return Vitals.unpacked(floats, counts, per_row)
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,6 +92,13 @@ def lab_of() -> Iterator[Callable[[Path], str]]:
         yield lambda run: stack.enter_context(running_lab("--run", str(run)))
 
 
+@pytest.fixture(scope="module")
+def lasting_lab_of() -> Iterator[Callable[[Path], str]]:
+    """The same for servers that several tests of a file ask: to start one takes seconds."""
+    with contextlib.ExitStack() as stack:
+        yield lambda run: stack.enter_context(running_lab("--run", str(run)))
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory) -> Path:
     """The page as one file, written by `scaledot lab --export`: by one worker for both."""

@@ -1,10 +1,19 @@
-"""From the key press to the changed number: at most 50 ms, 95 times of 100."""
+"""From the key press to the changed number: at most 50 ms, 95 times of 100. Thirty frames a second.
+
+These tests measure time, so nothing else runs beside them.
+"""
 
 import pytest
 from lab_page import LESSONS, opened
+from playwright.sync_api import expect
+from test_monitor_page import write
+
+from scaledot.watch.reading import RunAttributes
+from scaledot.watch.store import Store
 
 LIMIT_MS = 50
 PRESSES = 24
+WARM = 4  # presses before the clock counts
 ROUNDS = 3  # one must hold: browser, server and test share two cores with whoever else is there
 
 # Inside the page, where the clock starts with the event and stops with the change in the document.
@@ -22,7 +31,7 @@ CLOCK = """() => {
         window.waits.push(performance.now() - pressed);
         pressed = 0;
     });
-    watcher.observe(document.querySelector("main"),
+    watcher.observe(document.body,
         { subtree: true, childList: true, characterData: true, attributes: true,
           attributeFilter: ["data-value"] });
 }"""
@@ -35,21 +44,24 @@ def sliders(lesson: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("lesson", [name for name in LESSONS if name != "race" and sliders(name)])
-def test_a_slider_answers_in_time(chromium, lab, lesson):
+@pytest.fixture(scope="module")
+def clocked(chromium, lab):
     with opened(chromium, lab) as page:
-        page.go(lesson)
-        page.answered(lesson, LESSONS[lesson].arguments())
-        slider = page.page.locator(f"#{lesson}-{sliders(lesson)[0]}")
-        slider.focus()
-        for key in ("ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowRight"):  # a first, warm lap
-            slider.press(key)
-            page.page.wait_for_timeout(60)
         page.page.evaluate(CLOCK)
-        rounds = []
-        while len(rounds) < ROUNDS and not any(_p95(waits) < LIMIT_MS for waits in rounds):
-            rounds.append(_round(page, slider))
-        assert _p95(rounds[-1]) < LIMIT_MS, rounds
+        yield page
+
+
+@pytest.mark.parametrize("lesson", [name for name in LESSONS if name != "race" and sliders(name)])
+def test_a_slider_answers_in_time(clocked, lesson):
+    clocked.go(lesson)
+    clocked.answered(lesson, LESSONS[lesson].arguments())
+    slider = clocked.page.locator(f"#{lesson}-{sliders(lesson)[0]}")
+    slider.focus()
+    _round(clocked, slider, WARM)
+    rounds = []
+    while len(rounds) < ROUNDS and not any(_p95(waits) < LIMIT_MS for waits in rounds):
+        rounds.append(_round(clocked, slider, PRESSES))
+    assert _p95(rounds[-1]) < LIMIT_MS, rounds
 
 
 def test_the_first_paint_comes_within_a_second(chromium, lab):
@@ -63,9 +75,34 @@ def test_the_first_paint_comes_within_a_second(chromium, lab):
         assert paints[0] < 1000
 
 
-def _round(page, slider) -> list[float]:
+def test_a_large_model_is_drawn_thirty_times_a_second(chromium, lab_of, tmp_path):
+    path = tmp_path / "run.vitals"
+    layers = {f"blocks.{layer}.attn": 96 for layer in range(96)}
+    with Store(path, RunAttributes(command=("train.py",), model="Large")) as store:
+        write(store, *range(12), layers=layers)
+    with opened(chromium, f"{lab_of(path)}#v=1&lesson=monitor&field=row_std") as page:
+        expect(page.page.locator('[data-monitor="step"]')).to_have_text("11")
+        frames = page.page.evaluate(
+            """async () => {
+                const slider = document.getElementById("monitor-step");
+                const canvas = document.querySelector("canvas");
+                const before = Number(canvas.dataset.frames);
+                const began = performance.now();
+                for (let moved = 0; performance.now() - began < 1500; moved++) {
+                    slider.value = String(moved % 11);
+                    slider.dispatchEvent(new Event("input", { bubbles: true }));
+                    await new Promise(requestAnimationFrame);
+                }
+                const seconds = (performance.now() - began) / 1000;
+                return (Number(canvas.dataset.frames) - before) / seconds;
+            }"""
+        )
+        assert frames >= 30
+
+
+def _round(page, slider, presses: int) -> list[float]:
     page.page.evaluate("window.waits.length = 0")
-    for press in range(PRESSES):
+    for press in range(presses):
         slider.press("ArrowRight" if press % 2 else "ArrowLeft")
         page.page.wait_for_function("(n) => window.waits.length >= n", arg=press + 1)
     return sorted(page.page.evaluate("window.waits"))

@@ -119,6 +119,17 @@ def test_shapes(device, shape):
     assert_forward_right(device, draw(**shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tiles_as_large_as_they_are_chosen(device, dtype):
+    """More rows and keys than one tile of the configuration that a call gets by itself."""
+    tensors = draw(heads=1, groups=1, queries=37, keys=131, width=5, dtype=dtype)
+    problem = problem_of(tensors, device, is_causal=True, causal_align="bottom_right")
+    _, out, _, _ = run(problem, config=None)
+    wanted, _ = in_float64(tensors, is_causal=True, causal_align="bottom_right")
+    rounding = ROUNDING[dtype]
+    torch.testing.assert_close(out.double().cpu(), wanted, rtol=rounding, atol=rounding)
+
+
 def bias(*shape):
     mask = torch.randn(shape)
     mask[..., 3] = -math.inf
@@ -269,6 +280,17 @@ def test_entries_far_from_zero(device, size):
     tensors[0][..., 1] += size
     tensors[1][..., 1] -= size
     tensors[0][..., :2, 2] = -size
+    assert_right(device, tensors)
+
+
+@pytest.mark.parametrize("size", [5.39, 5.41, 10.89, 10.91])
+def test_products_at_the_end_of_reach(device, size):
+    """Four units, or two, as far as their product goes; and one step beyond, where fewer share."""
+    tensors = draw(queries=4, keys=6, width=7)
+    tensors[0][:, :, :2] = size
+    tensors[0][:, :, 2] = -size
+    tensors[1][:, :, :3] = size
+    tensors[1][:, :, 3] = -size
     assert_right(device, tensors)
 
 

@@ -333,3 +333,35 @@ def test_two_runs_give_the_same_bits(device):
     first = summary.summarise(planes, inputs, SETTINGS, None)
     second = summary.summarise(planes, inputs, SETTINGS, None)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def row_squares(inputs):
+    """As the forward kernel leaves them: summed in float32, whatever they are."""
+    return inputs.query.float().square().sum(-1)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("packed", [False, True])
+def test_squares_of_the_forward_kernel_serve_or_the_query_is_read_after_all(device, size, packed):
+    shape = (1, 4, 2, 700, 311, 12) if packed else (2, 4, 2, 300, 41, 24)
+    ends = {}
+    if packed:
+        ends["cu_seqlens_q"] = torch.tensor([0, 3, 3, 650, 700], device=device)
+        ends["cu_seqlens_k"] = torch.tensor([0, 300, 301, 301, 311], device=device)
+    inputs = make_inputs(device, shape, **ends)
+    inputs = inputs._replace(query=inputs.query * size)
+    inputs.query[0, 0, 1, 3] = math.inf  # counted by these planes: entries are taken one by one
+    inputs.query[0, 1, 5, :] = math.nan  # not counted
+    planes = make_planes(device, shape)
+    planes[0, 0, 1, 5] = math.nan
+    found = summary.summarise(planes, inputs, SETTINGS, None, row_squares(inputs))
+    assert_same(found, expected(planes, inputs))
+
+
+def test_squares_of_the_forward_kernel_are_used(device):
+    shape = (1, 2, 2, 70, 7, 3)
+    inputs = make_inputs(device, shape)
+    planes = make_planes(device, shape)
+    told = torch.full(shape[:2] + shape[3:4], 12.0, device=device)
+    floats, _ = summary.summarise(planes, inputs, SETTINGS, None, told)
+    assert floats[11].tolist() == [[2.0, 2.0]]

@@ -109,7 +109,11 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
     def run_backward(*arguments: Any) -> tuple[Tensor, ...]:
         inputs, settings, (grad_out, out, lse, *wanted) = _split(arguments)
         grads = bare_backward(inputs, settings, grad_out, out, lse, Wanted(*wanted))
-        return tuple(grad_out.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
+        tensors = (inputs.query, inputs.key, inputs.value, *(inputs[at] for at in PER_HEAD))
+        return tuple(
+            grad_out.new_empty(0) if grad is None or tensor is None else _laid_out(grad, tensor)
+            for grad, tensor in zip(grads, tensors, strict=True)
+        )
 
     for device in devices:
         library.impl(f"{name}_forward", run_forward, device)
@@ -227,7 +231,7 @@ def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     def like(tensor: Tensor | None, asked: bool = True) -> Tensor:
         if tensor is None or not asked:
             return grad_out.new_empty(0)
-        return tensor.new_empty(tensor.shape)
+        return torch.empty_like(tensor)
 
     return (
         like(inputs.query),
@@ -238,6 +242,19 @@ def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
         like(inputs.sinks, wanted[2]),
         like(inputs.weight, wanted[3]),
     )
+
+
+def _laid_out(grad: Tensor, tensor: Tensor) -> Tensor:
+    """In the order of the tensor's own dimensions: what made it takes its gradient without a copy.
+
+    A head is often a view of [B, T, H, D]; a gradient laid out as [B, H, T, D] would be copied to
+    get there and copied again on the way back.
+    """
+    place = torch.empty_like(tensor)
+    steps = zip(grad.shape, grad.stride(), place.stride(), strict=True)
+    if grad.dtype == place.dtype and all(n == 1 or a == b for n, a, b in steps):
+        return grad
+    return place.copy_(grad)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -279,7 +296,9 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-            return _differentiate(ctx, AttendBackward.apply, grads[0])
+            # Only a graph of the backward pass itself, or a transform of it, needs a node for it.
+            alone = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+            return _differentiate(ctx, run_backward if alone else AttendBackward.apply, grads[0])
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:

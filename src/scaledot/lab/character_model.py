@@ -72,8 +72,8 @@ class SelfAttention(nn.Module):
 def rotated(x: Tensor) -> Tensor:
     """[B, H, T, D]: each pair (i, i + D/2) turned by an angle that grows with the position."""
     half = x.shape[-1] // 2
-    speed = ROPE_BASE ** (-torch.arange(half) / half)
-    angle = torch.arange(x.shape[-2])[:, None] * speed  # [T, D/2]
+    speed = ROPE_BASE ** (-torch.arange(half, device=x.device) / half)
+    angle = torch.arange(x.shape[-2], device=x.device)[:, None] * speed  # [T, D/2]
     first, second = x.split(half, dim=-1)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)

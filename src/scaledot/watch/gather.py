@@ -1,17 +1,19 @@
 """A step's vitals, from many calls to one reading a layer; read from the device a step later."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Vitals
+from scaledot.measure import Vitals
 from scaledot.watch.reading import Phase, Reading
 
-NAMES = FLOAT_FIELDS + COUNT_FIELDS
 MERGE_AT = 64  # calls of one layer that may wait; an endless evaluation must not fill the memory
+# Numbers of a step that are sent from a GPU as they are and merged on the host: a merge is some
+# hundred small operators, each of which the host would have to launch. More are merged before.
+SENT_AS_THEY_ARE = 2**20
 
 
 class Key(NamedTuple):
@@ -31,17 +33,22 @@ class Gathering:
 
     def add(self, layer: str, phase: Phase, vitals: Vitals, heads: int) -> None:
         """vitals of any leading shape whose last dimension counts heads (or batch times heads)."""
-        rows = _mapped(vitals, lambda tensor: tensor.detach().reshape(-1, heads))
-        if rows.entropy.is_cuda:
-            self._streams.add(torch.cuda.current_stream(rows.entropy.device))
+        floats, counts = vitals.packed()
+        rows = Vitals.unpacked(
+            floats.detach().reshape(len(floats), -1, heads),
+            counts.detach().reshape(len(counts), -1, heads),
+        )
+        if floats.is_cuda:
+            self._streams.add(torch.cuda.current_stream(floats.device))
         calls = self._calls.setdefault(Key(layer, phase), [])
         calls.append(rows)
         if len(calls) >= MERGE_AT:
             merged = _joined(calls, 0).over_batch()
-            self._calls[Key(layer, phase)] = [_mapped(merged, lambda tensor: tensor[None])]
+            floats, counts = merged.packed()
+            self._calls[Key(layer, phase)] = [Vitals.unpacked(floats[:, None], counts[:, None])]
 
     def close(self, step: int) -> "list[Waiting]":
-        """Everything gathered, merged and on its way to the host; the next step begins empty."""
+        """Everything gathered, on its way to the host; the next step begins empty."""
         calls, self._calls = self._calls, {}
         streams, self._streams = self._streams, set()
         for stream in streams:
@@ -62,7 +69,8 @@ class Waiting:
     step: int
     time: float
     heads: dict[Key, int]
-    numbers: Tensor  # [fields, heads of all layers], float64: counts stay exact up to 2^53
+    floats: Tensor  # [fields, batch, heads of all layers], on the host
+    counts: Tensor
     arrived: Any  # a CUDA event, or None where the numbers never were elsewhere
 
     @property
@@ -73,32 +81,41 @@ class Waiting:
         """Waits where the numbers are not here yet."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        parts = self.numbers.split(list(self.heads.values()), dim=1)
+        floats, counts = Vitals.unpacked(self.floats, self.counts).over_batch().packed()
+        heads = list(self.heads.values())
+        parts = zip(self.heads, floats.split(heads, 1), counts.split(heads, 1), strict=True)
         return [
             Reading(
                 step=self.step,
                 phase=key.phase,
                 time=self.time,
                 layer=key.layer,
-                floats=part[: len(FLOAT_FIELDS)].numpy(),
-                counts=part[len(FLOAT_FIELDS) :].numpy(),
+                floats=some.numpy(),
+                counts=others.numpy(),
             )
-            for key, part in zip(self.heads, parts, strict=True)
+            for key, some, others in parts
         ]
 
 
 def _send(step: int, layers: dict[Key, Vitals]) -> Waiting:
     heads = {key: vitals.shape[-1] for key, vitals in layers.items()}
-    merged = _joined(list(layers.values()), 1).over_batch()
-    numbers = torch.stack([getattr(merged, name).double() for name in NAMES])
+    together = _joined(list(layers.values()), 1)
     arrived = None
-    if numbers.is_cuda:
-        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-        pinned.copy_(numbers, non_blocking=True)
+    floats, counts = together.packed()
+    if not floats.is_cuda or floats.numel() + counts.numel() > SENT_AS_THEY_ARE:
+        merged = together.over_batch()
+        floats, counts = (numbers[:, None] for numbers in merged.packed())
+    if floats.is_cuda:
+        floats, counts = _to_host(floats), _to_host(counts)
         arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(numbers.device))
-        numbers = pinned
-    return Waiting(step, time.time(), heads, numbers, arrived)
+        arrived.record(torch.cuda.current_stream(together.entropy.device))
+    return Waiting(step, time.time(), heads, floats, counts, arrived)
+
+
+def _to_host(numbers: Tensor) -> Tensor:
+    """Of which nothing is known before the copy's event."""
+    pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+    return pinned.copy_(numbers, non_blocking=True)
 
 
 def _join(stream: torch.cuda.Stream, calls: dict[Key, list[Vitals]]) -> None:
@@ -110,18 +127,12 @@ def _join(stream: torch.cuda.Stream, calls: dict[Key, list[Vitals]]) -> None:
     for vitals in (one for parts in calls.values() for one in parts):
         if vitals.entropy.device == stream.device:
             # Memory belongs to the stream that asked for it, and would go back to it too soon.
-            _mapped(vitals, lambda tensor: tensor.record_stream(current))
+            for numbers in vitals.packed():
+                numbers.record_stream(current)
 
 
 def _joined(parts: list[Vitals], dim: int) -> Vitals:
     if len(parts) == 1:
         return parts[0]
-    named: dict[str, Any] = {
-        name: torch.cat([getattr(part, name) for part in parts], dim) for name in NAMES
-    }
-    return Vitals(**named)
-
-
-def _mapped(vitals: Vitals, function: Any) -> Vitals:
-    changed: dict[str, Any] = {name: function(getattr(vitals, name)) for name in NAMES}
-    return replace(vitals, **changed, per_row=None)
+    floats, counts = zip(*(part.packed() for part in parts), strict=True)
+    return Vitals.unpacked(torch.cat(floats, dim + 1), torch.cat(counts, dim + 1))

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served_lab import INDEX, ORIGIN, PORT, SCRIPT, TOKEN
+from served_lab import ORIGIN, PORT, TOKEN, write_page
 from starlette.testclient import TestClient
 
 from scaledot.lab.server.app import make_app
@@ -11,14 +11,7 @@ from scaledot.lab.server.page import PageFile, load_page
 
 @pytest.fixture
 def page_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "page"
-    (folder / "assets").mkdir(parents=True)
-    (folder / "index.html").write_text(INDEX)
-    (folder / "assets/index-1.js").write_text(SCRIPT)
-    (folder / "assets/index-1.css").write_text("body { color: navy }\n")
-    (folder / "assets/icon.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
-    (folder / "sources.sha256").write_text("0\n")
-    return folder
+    return write_page(tmp_path / "page")
 
 
 @pytest.fixture

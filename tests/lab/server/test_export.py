@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 from operator import itemgetter
 
 import pytest
+from served_lab import write_page
 
 from scaledot.lab import catalogue, flashcards
 from scaledot.lab.experiments import LESSONS
 from scaledot.lab.experiments.lesson import Control, Lesson
 from scaledot.lab.server import answers, export
-from scaledot.lab.server.page import PageFile
+from scaledot.lab.server.page import PageFile, load_page
 
 FETCHING = {"src", "href", "srcset", "action", "data", "poster", "background", "ping"}
 
@@ -41,7 +42,7 @@ class Document(HTMLParser):
         self.closed.add(tag if not self.tags else self.tags[-1][1].get("id") or tag)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def few():
     """Two lessons and a short race: all of them take a minute."""
     all_in_order = dict(LESSONS)
@@ -63,21 +64,22 @@ def few():
     LESSONS.update(all_in_order)
 
 
-@pytest.fixture
-def written(few, page, tmp_path) -> str:
-    path = tmp_path / "page.html"
-    size = export.write(path, page, "hi")
+@pytest.fixture(scope="module")
+def written(few, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("export")
+    path = folder / "page.html"
+    size = export.write(path, load_page(write_page(folder / "page")), "hi")
     assert path.stat().st_size == size
-    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["page.html"]
+    assert [one.name for one in folder.iterdir() if one.is_file()] == ["page.html"]
     return path.read_text()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def document(written) -> Document:
     return Document(written)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def canned(document) -> dict:
     return json.loads(document.content["scaledot-canned"])
 

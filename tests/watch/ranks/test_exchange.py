@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from scaledot.watch.gather import NAMES, Key, Waiting
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.watch.gather import Key, Waiting
 from scaledot.watch.ranks.exchange import KNOWN, Exchange, OutOfStep
 from scaledot.watch.ranks.layout import Layout, Slot
 from scaledot.watch.ranks.merge import readings_of, scalars_of, wish_of
@@ -58,8 +59,10 @@ def job(ranks):
 def parcel(step=0, layers=None, scalars=(), wish=0, last=False, told=None, firsts=None):
     """layers: {(name, phase): heads}, every number of them telling its layer and its step."""
     heads = {Key(*key): number for key, number in (layers or {}).items()}
-    numbers = torch.full((len(NAMES), sum(heads.values())), float(step + 1), dtype=torch.float64)
-    waiting = [Waiting(step, 5.0, heads, numbers, None)] if heads else []
+    every = sum(heads.values())
+    floats = torch.full((len(FLOAT_FIELDS), 1, every), float(step + 1))
+    counts = torch.full((len(COUNT_FIELDS), 1, every), step + 1)
+    waiting = [Waiting(step, 5.0, heads, floats, counts, None)] if heads else []
     named = [Scalar(step, name, value) for name, value in dict(scalars).items()]
     return Parcel(step, waiting, named, [], wish, last, firsts or {}, told or Layout())
 
@@ -214,9 +217,10 @@ def test_zero_queries_do_not_decide_who_shares_heads():
     def reading(step, values):
         parcels = []
         for value in values:
-            numbers = torch.zeros(len(NAMES), 1, dtype=torch.float64)
-            numbers[NAMES.index("q_rms")], numbers[NAMES.index("rows")] = value, 5.0
-            waiting = Waiting(step, 5.0, {Key("a", "train"): 1}, numbers, None)
+            floats = torch.zeros(len(FLOAT_FIELDS), 1, 1)
+            counts = torch.zeros(len(COUNT_FIELDS), 1, 1, dtype=torch.int64)
+            floats[FLOAT_FIELDS.index("q_rms")], counts[COUNT_FIELDS.index("rows")] = value, 5
+            waiting = Waiting(step, 5.0, {Key("a", "train"): 1}, floats, counts, None)
             parcels.append(Parcel(step, [waiting], [], [], 0, False, {}, told))
         return readings_of(exchanged(exchanges, parcels)[0], placing)[0]
 

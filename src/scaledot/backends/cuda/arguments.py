@@ -6,10 +6,10 @@ They end every record that holds records: Triton 3.6 forgets the None and the 1 
 in a loop unless the outer one sets a constant of its own after them.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -117,9 +117,9 @@ def describe_call(inputs: Inputs, settings: Settings) -> Call:
         scale=number_for(query, settings.scale),
         softcap=number_for(query, settings.softcap) if settings.softcap else None,
         dropout=dropout,
-        LOG_N=tl.constexpr(settings.log_n),
-        BOTTOM_RIGHT=tl.constexpr(settings.bottom_right),
-        FLOAT=tl.constexpr(tl.float64 if query.dtype == torch.float64 else tl.float32),
+        LOG_N=constant(settings.log_n),
+        BOTTOM_RIGHT=constant(settings.bottom_right),
+        FLOAT=constant(tl.float64 if query.dtype == torch.float64 else tl.float32),
     )
 
 
@@ -180,9 +180,14 @@ def steps_of(tensor: Tensor) -> list[int]:
     ]
 
 
+@functools.lru_cache(maxsize=None, typed=True)  # True is not 1
+def constant(value: Any) -> tl.constexpr:
+    return tl.constexpr(value)
+
+
 def constants(**values: Any) -> dict[str, tl.constexpr]:
     """Fields of a record that are compiled into a kernel."""
-    return {name: tl.constexpr(value) for name, value in values.items()}
+    return {name: constant(value) for name, value in values.items()}
 
 
 def strides(name: str, tensor: Tensor | None, letters: str) -> dict[str, int]:
@@ -211,4 +216,4 @@ def dot_precision(query: Tensor) -> str:
 
 def padded(width: int) -> int:
     """A tile's width: a power of two, and at least what a matrix product takes."""
-    return max(int(triton.next_power_of_2(width)), 16)
+    return max(1 << max(width - 1, 0).bit_length(), 16)

@@ -45,6 +45,7 @@ def measured(
     inputs: Inputs,
     settings: Settings,
     head_moments: Tensor | None,
+    squares: Tensor | None,
     wants_vitals: bool,
     per_row: bool,
 ) -> Measured:
@@ -53,7 +54,7 @@ def measured(
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise
 
-    floats, counts = summarise(statistics, inputs, settings, head_moments)
+    floats, counts = summarise(statistics, inputs, settings, head_moments, squares)
     rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
     return Measured(lse, floats, counts, rows)
 

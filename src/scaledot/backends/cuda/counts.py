@@ -1,12 +1,11 @@
 """How many keys each row sees where a mask tensor has a say: the n of the `log_n` scale."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from scaledot.backends.cuda.arguments import Call, numbers_of
+from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.logits import masked_pairs
 from scaledot.backends.cuda.visible import Place, blocks_of, find_rows, key_tiles
 
@@ -22,9 +21,15 @@ def with_counts(call: Call) -> Call:
     counts = torch.empty(call.batch, heads, call.queries, dtype=torch.int32, device=mask.device)
     blocks = blocks_of(call, call.queries, BLOCK_M)
     if counts.numel():
-        programs = call.batch * heads * blocks
-        arguments: dict[str, Any] = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
-        _count_kernel[(programs,)](call, counts, heads, blocks, **arguments)
+        arguments = {
+            "call": call,
+            "counts_ptr": counts,
+            "mask_heads": heads,
+            "blocks": blocks,
+            "BLOCK_M": BLOCK_M,
+            "BLOCK_N": BLOCK_N,
+        }
+        launch(_count_kernel, call.batch * heads * blocks, counts, arguments)
     return call._replace(counts=numbers_of(counts))
 
 

@@ -11,7 +11,9 @@ sum the squares of query and key. The second launch has one program a head: it m
 their order, divides, and writes the vitals. Sums are float64; no atomics, so the same rows give the
 same bits.
 
-Where Gram matrices gave the moments and squares of whole heads (`head_moments`), only the rows'
+Where the forward kernel left the squares of the query's rows (`squares`), the query is not read; in
+a head where their sum left float32, the second launch reads its entries after all. Where Gram
+matrices gave the moments and squares of whole heads (`head_moments`), only the rows'
 numbers are read. Those moments leave out the rows that are not finite themselves: in a head where
 some row does not count, the second launch reads the entries of query and key itself, and where
 another row is broken too (finite entries, a score that overflowed) the moments are NaN.
@@ -25,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import strides
+from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, SATURATED_ABOVE
@@ -57,20 +60,25 @@ class Chunk(NamedTuple):
     rows: tl.tensor
     nonfinite: tl.tensor
     several: tl.tensor  # rows of more than one outcome: they have an entropy ratio
+    squares: tl.tensor  # of the query's entries, where the forward kernel left them
 
 
 FIELDS = tl.constexpr(len(Chunk._fields))
 
 
 def summarise(
-    statistics: Tensor, inputs: Inputs, settings: Settings, head_moments: Tensor | None
+    statistics: Tensor,
+    inputs: Inputs,
+    settings: Settings,
+    head_moments: Tensor | None,
+    squares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
 
     statistics [PLANES, B, H, Q]: see statistics.py; E is B, or the number of packed sequences.
     head_moments [6, B, H], of heads without packing or lengths: the mean of z over all pairs, their
     m2 about it, the sum over rows of the row's variance, the sums of squares of query and key, and
-    the number of rows that these are of.
+    the number of rows that these are of. squares [B, H, Q]: the sum of squares of each query.
     """
     query, key = inputs.query, inputs.key
     batch, heads, queries, width = query.shape
@@ -91,7 +99,8 @@ def summarise(
     square_rows = min(max(ENTRIES // width_block, 1), ROWS)
     sharing = entries if packed else 1  # sequences of one batch entry
     row_chunks = _chunks(queries, ROWS, sharing)
-    query_chunks = 0 if given else _chunks(queries, square_rows * TILES, sharing)
+    read = not given and squares is None
+    query_chunks = _chunks(queries, square_rows * TILES, sharing) if read else 0
     key_chunks = 0 if given else _chunks(keys, square_rows * TILES, sharing)
     row_programs = entries * heads * row_chunks
     query_programs = entries * heads * query_chunks
@@ -103,6 +112,8 @@ def summarise(
         "key_parts_ptr": query.new_empty((key_programs, 2), dtype=torch.float64),
         "query_ptr": query,
         "key_ptr": key,
+        "squares_ptr": squares,
+        "cu_seqlens_q_ptr": inputs.cu_seqlens_q,
         "batch": batch,
         "heads": heads,
         "groups": groups,
@@ -116,11 +127,9 @@ def summarise(
         **strides("k", key, "bhnd"),
         "MOMENTS_GIVEN": given,
         "WIDTH": width_block,
-        "num_warps": 4,
     }
     measured: dict[str, Any] = {
         "sinks_ptr": inputs.sinks,
-        "cu_seqlens_q_ptr": inputs.cu_seqlens_q,
         "cu_seqlens_k_ptr": inputs.cu_seqlens_k,
         "key_lengths_ptr": inputs.key_lengths,
         "row_programs": row_programs,
@@ -139,10 +148,9 @@ def summarise(
         "QUERY_CHUNKS": _power_of_two(query_chunks),
         "KEY_CHUNKS": _power_of_two(key_chunks),
     }
-    with torch.cuda.device_of(query):
-        programs = row_programs + query_programs + key_programs
-        _measure_chunks[(programs,)](**shared, **measured)
-        _combine_chunks[(entries * heads,)](**shared, **combined)
+    programs = row_programs + query_programs + key_programs
+    launch(_measure_chunks, programs, query, shared | measured, num_warps=4)
+    launch(_combine_chunks, entries * heads, query, shared | combined, num_warps=4)
     return floats, counts
 
 
@@ -165,6 +173,7 @@ def _measure_chunks(
     key_parts_ptr,
     query_ptr,
     key_ptr,
+    squares_ptr,
     sinks_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
@@ -204,15 +213,18 @@ def _measure_chunks(
     if MOMENTS_GIVEN or program < row_programs:
         entry, head, chunk = _place(program, heads, row_chunks)
         start, stop = _span(cu_seqlens_q_ptr, None, entry, queries)
-        head_ptr = statistics_ptr + _first_row(entry, head, heads, queries, cu_seqlens_q_ptr)
+        first_row = _first_row(entry, head, heads, queries, cu_seqlens_q_ptr)
         sink = None
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + entry * stride_sink_b + head * stride_sink_h)
         state = _no_rows(ROWS)
         for row in range(start + chunk * ROWS, stop, row_chunks * ROWS):
             rows = row + tl.arange(0, ROWS)
-            mask = rows < stop
-            state = _add_rows(state, head_ptr + rows, plane, mask, sink, MOMENTS_GIVEN)
+            squares = None
+            if squares_ptr is not None:
+                squares = squares_ptr + first_row + rows
+            rows_ptr = statistics_ptr + first_row + rows
+            state = _add_rows(state, rows_ptr, squares, plane, rows < stop, sink, MOMENTS_GIVEN)
         _store_chunk(row_parts_ptr + program * FIELDS, state)
     elif program < row_programs + query_programs:
         program -= row_programs
@@ -294,12 +306,27 @@ def _no_rows(ROWS: tl.constexpr):
     zero = tl.zeros([ROWS], tl.float64)
     top = zero - float("inf")
     return Chunk(
-        top, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
+        top,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
     )
 
 
 @triton.jit
-def _add_rows(state, rows_ptr, plane, mask, sink, MOMENTS_GIVEN: tl.constexpr):
+def _add_rows(state, rows_ptr, squares_ptr, plane, mask, sink, MOMENTS_GIVEN: tl.constexpr):
     """Row i of the tile joins the i-th running state."""
     row_max = tl.load(rows_ptr, mask, other=0.0)
     row_lse = tl.load(rows_ptr + plane, mask, other=0.0)
@@ -316,6 +343,10 @@ def _add_rows(state, rows_ptr, plane, mask, sink, MOMENTS_GIVEN: tl.constexpr):
     off = state.off
     if sink is not None:
         off += tl.where(counted, tl.exp(sink - row_lse), 0.0)
+
+    squares = state.squares
+    if squares_ptr is not None:
+        squares += tl.where(counted, tl.load(squares_ptr, mask, other=0.0), 0.0)
 
     number = tl.where(counted, count, 0.0).to(tl.float64)
     pairs = state.pairs + number
@@ -349,6 +380,7 @@ def _add_rows(state, rows_ptr, plane, mask, sink, MOMENTS_GIVEN: tl.constexpr):
         state.rows + counted,
         state.nonfinite + ((row_max != row_max) | (row_max == float("inf"))),
         state.several + several,
+        squares,
     )
 
 
@@ -458,6 +490,8 @@ def _combine_chunks(
     key_parts_ptr,
     query_ptr,
     key_ptr,
+    squares_ptr,
+    cu_seqlens_q_ptr,
     head_moments_ptr,
     floats_ptr,
     counts_ptr,
@@ -517,22 +551,7 @@ def _combine_chunks(
         q_number = rows * width
         k_number = (rows * 0 + keys) * width
         whole = rows == queries
-        if not (whole & _trusted(q_total)):
-            first = place * 0
-            q_total, q_number = _sum_squares(
-                query_ptr + entry * stride_qb + head * stride_qh,
-                statistics_ptr + place * queries,
-                fields * queries,
-                first,
-                first + queries,
-                SQUARE_ROWS,
-                width,
-                stride_qm,
-                stride_qd,
-                True,
-                SQUARE_ROWS,
-                WIDTH,
-            )
+        q_trusted = whole & _trusted(q_total)
         if not (whole & _trusted(k_total)):
             first = place * 0
             k_total, k_number = _sum_squares(
@@ -550,10 +569,34 @@ def _combine_chunks(
                 WIDTH,
             )
     else:
-        q_total, q_number = _sum_pairs(query_parts_ptr, place, query_chunks, QUERY_CHUNKS)
         k_total, k_number = _sum_pairs(
             key_parts_ptr, entry * groups + group, key_chunks, KEY_CHUNKS
         )
+        if squares_ptr is not None:
+            q_total = _sum_field(chunks_ptr + 15, chunk_mask)
+            q_number = rows * width
+            q_trusted = _trusted(q_total)
+        else:
+            q_total, q_number = _sum_pairs(query_parts_ptr, place, query_chunks, QUERY_CHUNKS)
+            q_trusted = True
+    # The first question is answered when the kernel is compiled, the second when it runs.
+    if MOMENTS_GIVEN or squares_ptr is not None:  # noqa: SIM102
+        if not q_trusted:
+            first, stop = _span(cu_seqlens_q_ptr, None, entry, queries)
+            q_total, q_number = _sum_squares(
+                query_ptr + _batch(entry, cu_seqlens_q_ptr) * stride_qb + head * stride_qh,
+                statistics_ptr + _first_row(entry, head, heads, queries, cu_seqlens_q_ptr),
+                tl.cast(batch, tl.int64) * heads * queries,
+                first,
+                stop,
+                SQUARE_ROWS,
+                width,
+                stride_qm,
+                stride_qd,
+                True,
+                SQUARE_ROWS,
+                WIDTH,
+            )
 
     heads_of_all = tl.cast(entries, tl.int64) * heads
     out_ptr = floats_ptr + place

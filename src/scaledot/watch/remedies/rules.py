@@ -41,6 +41,8 @@ class Temperature(Rule):
         self.factor = factor
 
     def change(self, given: Arguments) -> Arguments:
+        # From a checkpoint it comes on the host: a copy at every call would make each wait.
+        self.factor = self.factor.to(given.query.device)
         factor = heads_of(self.factor, given.query)
         return given._replace(query=given.query * factor)
 

@@ -15,8 +15,11 @@ def supports(
     lie here. Key heads are repeated to query heads;
     together: all heads at once, [1, n].
     """
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(tensor.shape, generator=generator).to(tensor)
+    # Drawn where they are used: queries of a large model are gigabytes.
+    generator = torch.Generator(tensor.device).manual_seed(0)
+    weights = torch.randn(
+        tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device
+    )
     found: dict[str, list[list[Tensor]]] = {path: [] for path in parameters}
     for head in range(1 if together else tensor.shape[1]):
         part = slice(None) if together else slice(head, head + 1)
@@ -39,6 +42,7 @@ def supports(
 def _where(parameter: Tensor, slope: Tensor | None) -> list[Tensor]:
     """For each axis, [n]: where a gradient is not zero."""
     if slope is None:
-        return [torch.zeros(size, dtype=torch.bool) for size in shards.here(parameter).shape]
+        sizes = shards.here(parameter).shape
+        return [torch.zeros(size, dtype=torch.bool, device="cpu") for size in sizes]
     there = (shards.laid_as(slope, parameter) != 0)[..., None]
     return [there.movedim(axis, 0).flatten(1).any(1).cpu() for axis in range(slope.dim())]

@@ -7,7 +7,7 @@ copy of the sums, added up in order at the end: the same inputs give the same bi
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ from torch import Tensor
 from scaledot.backends.cuda.additive.keys import keys_kernel
 from scaledot.backends.cuda.additive.mask import mask_kernel
 from scaledot.backends.cuda.additive.pairs import Cut, Turned
+from scaledot.backends.cuda.additive.prepare import describe_score
 from scaledot.backends.cuda.additive.rows import rows_kernel
-from scaledot.backends.cuda.additive.units import describe_score
 from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS, compute_type, constants
 from scaledot.backends.cuda.backward.delta import row_deltas
 from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
+from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.visible import blocks_of
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.problem import Settings
@@ -35,9 +36,11 @@ class Config(NamedTuple):
     own: int
     other: int
     warps: int
+    registers: int | None = None  # of a thread, at most
 
 
-FLOAT32 = Config(128, 16, 4)
+# With 128 registers a thread, 512 programs run at once on the 132 multiprocessors of an H200.
+FLOAT32 = Config(128, 16, 4, registers=128)
 FLOAT64 = Config(32, 16, 4)
 
 
@@ -72,12 +75,10 @@ def backward(
         lse,
         delta,
     )
-    common: dict[str, Any] = {
-        "call": call,
-        "score": score,
-        "turned": turned,
-        "num_warps": config.warps,
-    }
+    common = {"call": call, "score": score, "turned": turned}
+    options = {"num_warps": config.warps}
+    if config.registers is not None and score.PTX.value:
+        options["maxnreg"] = config.registers
     units, slope = score.UNITS.value, 4.0 * weight.to(dtype).unsqueeze(-1)  # [B|1, H, D, 1]
     by_rows = Cut(**constants(V=value.shape[-1], BLOCK_M=config.own, BLOCK_N=config.other))
     by_keys = Cut(**constants(V=value.shape[-1], BLOCK_M=config.other, BLOCK_N=config.own))
@@ -90,31 +91,31 @@ def backward(
     row_units = zeros(splits, batch, heads, units, queries)
     weight_units = zeros(splits, batch, heads, units, queries) if wanted.weight else None
     row_scales = zeros(splits, batch, heads, queries) if wanted.head_scale else None
-    with torch.cuda.device_of(query):
-        rows_kernel[(splits * batch * heads * blocks,)](
-            row_units_ptr=row_units,
-            weight_units_ptr=weight_units,
-            row_scales_ptr=row_scales,
-            blocks=blocks,
-            splits=splits,
-            cut=by_rows,
-            **common,
-        )
+    arguments = {
+        **common,
+        "row_units_ptr": row_units,
+        "weight_units_ptr": weight_units,
+        "row_scales_ptr": row_scales,
+        "blocks": blocks,
+        "splits": splits,
+        "cut": by_rows,
+    }
+    launch(rows_kernel, splits * batch * heads * blocks, query, arguments, **options)
     grad_query = (row_units.sum(0)[:, :, :width] * slope).mT.to(query.dtype)
 
     blocks = blocks_of(call, keys, config.own)
     splits = _splits(batch * groups * blocks)
     key_units = zeros(splits, batch, heads, units, keys)
     values = zeros(splits, batch, groups, value.shape[-1], keys)
-    with torch.cuda.device_of(query):
-        keys_kernel[(splits * batch * groups * blocks,)](
-            key_units_ptr=key_units,
-            grad_value_ptr=values,
-            blocks=blocks,
-            splits=splits,
-            cut=by_keys,
-            **common,
-        )
+    arguments = {
+        **common,
+        "key_units_ptr": key_units,
+        "grad_value_ptr": values,
+        "blocks": blocks,
+        "splits": splits,
+        "cut": by_keys,
+    }
+    launch(keys_kernel, splits * batch * groups * blocks, query, arguments, **options)
     each = key_units.sum(0)[:, :, :width] * slope
     grad_key = each.unflatten(1, (groups, heads // groups)).sum(2).mT.to(key.dtype)
 
@@ -122,8 +123,8 @@ def backward(
     if wanted.mask:
         assert inputs.mask is not None
         grad_mask, own, programs = share_mask(inputs.mask, config.other, config.own)
-        with torch.cuda.device_of(query):
-            mask_kernel[(programs,)](own=own, cut=by_keys, **common)
+        arguments = {**common, "own": own, "cut": by_keys}
+        launch(mask_kernel, programs, query, arguments, **options)
     return Gradients(
         query=grad_query.contiguous(),
         key=grad_key.contiguous(),

@@ -1,6 +1,11 @@
 """Additive attention forward: FlashAttention's walk over the keys, with the score of units.py.
 
 Everything after the score, output and statistics, is tile.py.
+
+A tile of scores is computed as [lanes, warps, keys, rows]: a warp has its own rows, a thread of it
+some of the keys. Of four units a thread then loads 4 rows and 4 keys, 16 bytes each, for 16 scores;
+a thread of Triton's own choice would load 16 rows for one key. Triton takes the order of threads
+from the load of keys, which is therefore written out for every warp.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scaledot.backends.cuda.additive.units import describe_score, is_far, raw_scores, tokens_of
+from scaledot.backends.cuda.additive.prepare import describe_score
+from scaledot.backends.cuda.additive.units import distance_of, raw_scores, tokens_of
 from scaledot.backends.cuda.arguments import (
     NO_HEADS,
     compute_type,
@@ -19,6 +25,7 @@ from scaledot.backends.cuda.arguments import (
     heads_of,
     padded,
 )
+from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.logits import (
     LN2,
     arguments_of,
@@ -45,10 +52,11 @@ from scaledot.problem import Settings
 class Config(NamedTuple):
     """The cut of the work: what may be tuned, and changes no result but its rounding."""
 
-    block_m: int
+    block_m: int  # a multiple of `warps`
     block_n: int
     warps: int
     stages: int = 2
+    registers: int | None = None  # of a thread, at most
 
 
 class Cut(NamedTuple):
@@ -58,12 +66,13 @@ class Cut(NamedTuple):
     BLOCK_V: Any
     BLOCK_M: Any
     BLOCK_N: Any
+    WARPS: Any
     PRECISION: Any  # of matrix products
 
 
-# 128 threads, a key each, 16 rows: of a unit a thread loads its key's growth and, in four loads of
-# 16 bytes, that of all rows. More rows would leave multiprocessors idle at 8 heads of 1024.
-FLOAT32 = Config(16, 128, 4)
+# 16 warps a multiprocessor hide the latency of loads, so a thread may have 128 registers. At 8
+# heads of 1024 there are 256 programs: two for each multiprocessor of an H200, at once.
+FLOAT32 = Config(32, 128, 8, registers=128)
 FLOAT64 = Config(16, 32, 4)
 VALUE_BYTES = 64 * 2**10  # of a tile of values: two programs share a multiprocessor's memory
 
@@ -106,10 +115,11 @@ def forward(
             BLOCK_V=padded(value_width),
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
+            WARPS=config.warps,
             PRECISION=dot_precision(query),
         )
     )
-    arguments: dict[str, Any] = {
+    arguments = {
         "call": call,
         "score": score,
         "out": heads_of(out),
@@ -117,11 +127,11 @@ def forward(
         "statistics_ptr": statistics if wants_vitals else None,
         "blocks": blocks,
         "cut": cut,
-        "num_warps": config.warps,
-        "num_stages": config.stages,
     }
-    with torch.cuda.device_of(query):
-        _forward_kernel[(batch * heads * blocks,)](**arguments)
+    options = {"num_warps": config.warps, "num_stages": config.stages}
+    if config.registers is not None and score.PTX.value:
+        options["maxnreg"] = config.registers
+    launch(_forward_kernel, batch * heads * blocks, query, arguments, **options)
     return lse, statistics
 
 
@@ -145,8 +155,9 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
     inside = rows < row_end
 
     group = b * (call.heads // call.repeats) + h // call.repeats
-    queries = tokens_of(score.query, head, rows, inside, score)
-    far_rows = is_far(queries)
+    row_distance = distance_of(tokens_of(score.query, head, 0, rows, inside, score))
+    offs_m = _rows_of_warps(cut)
+    queries = tokens_of(score.query, head, row, offs_m, row + offs_m < row_end, score)
     value = call.value if call.value.ptr is None else matrix_of(call.value, b, h // call.repeats)
     sink2 = None
     if SINK:
@@ -161,8 +172,13 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
     tiles = key_tiles(row, row_end, seq, call.window, True, cut.BLOCK_N)
     for start in range(tiles.begin, tiles.end, cut.BLOCK_N):
         columns = start + tl.arange(0, cut.BLOCK_N)
-        keys = tokens_of(score.key, group, columns, columns < seq.key_end, score)
-        raw, _ = raw_scores(queries, keys, far_rows, call, place, score)  # [M, N]
+        keys = tokens_of(score.key, group, 0, columns, columns < seq.key_end, score)
+        distance = tl.maximum(row_distance, distance_of(keys))
+        offs_n = _keys_of_lanes(cut)
+        keys = tokens_of(score.key, group, start, offs_n, start + offs_n < seq.key_end, score)
+        zeros = tl.zeros([offs_n.shape[0], cut.WARPS, offs_n.shape[2], offs_m.shape[3]], FLOAT)
+        raw = raw_scores(queries, keys, distance, zeros, call, place, score)
+        raw = tl.reshape(tl.permute(raw, (1, 3, 2, 0)), [cut.BLOCK_M, cut.BLOCK_N])
         x, z, read = arguments_of(raw, factor, rows, columns, call, place, True, True)
         if STATISTICS:
             is_first = (columns == seq.key)[None, :]
@@ -207,3 +223,20 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
             True,
             FLOAT,
         )
+
+
+@triton.jit
+def _rows_of_warps(cut):
+    """[1, warps, 1, rows of a warp]."""
+    ROWS: tl.constexpr = cut.BLOCK_M // cut.WARPS
+    warp = tl.arange(0, cut.WARPS)[None, :, None, None]
+    return warp * ROWS + tl.arange(0, ROWS)[None, None, None, :]
+
+
+@triton.jit
+def _keys_of_lanes(cut):
+    """[lanes, warps, keys of a lane, 1]; all warps have the same."""
+    LANES: tl.constexpr = tl.constexpr(min(cut.BLOCK_N, 32))
+    KEYS: tl.constexpr = cut.BLOCK_N // LANES
+    lane = tl.arange(0, LANES)[:, None, None, None] + tl.zeros([1, cut.WARPS, 1, 1], tl.int32)
+    return lane + tl.arange(0, KEYS)[None, None, :, None] * LANES

@@ -28,7 +28,7 @@ def keys_kernel(call, score, turned, key_units_ptr, grad_value_ptr, blocks, spli
         return
     key_stop = tl.minimum(key_first + cut.BLOCK_N, seq.key_end)
     columns = key_first + tl.arange(0, cut.BLOCK_N)
-    keys = tokens_of(score.key, group, columns, columns < key_stop, score)
+    keys = tokens_of(score.key, group, 0, columns, columns < key_stop, score)
     copy = tl.cast(split, tl.int64) * call.batch
     grad_value_ptr += (copy * groups + group) * cut.V * call.keys
     tiles = row_tiles(key_first, key_stop, seq, call.window, True, cut.BLOCK_M)
@@ -40,7 +40,7 @@ def keys_kernel(call, score, turned, key_units_ptr, grad_value_ptr, blocks, spli
         for start in range(tiles.begin + split * cut.BLOCK_M, tiles.end, splits * cut.BLOCK_M):
             rows = start + tl.arange(0, cut.BLOCK_M)
             inside = rows < seq.row_end
-            queries = tokens_of(score.query, head, rows, inside, score)
+            queries = tokens_of(score.query, head, 0, rows, inside, score)
             lse2 = load_lse2(turned.lse_ptr + lines, rows, seq.row_end)
             delta = tl.load(turned.delta_ptr + lines + rows, mask=inside, other=0.0)
             factor = row_scale(call, place, rows)
@@ -49,4 +49,6 @@ def keys_kernel(call, score, turned, key_units_ptr, grad_value_ptr, blocks, spli
             )
             do_ptr = turned.grad_out_ptr + head * cut.V * queries.stride
             add_values(pairs.used, do_ptr, queries, keys, grad_value_ptr, call.keys, cut.V)
-            add_units(pairs.grad_raw, queries, keys, pairs.far, units_ptr, None, call.keys, score)
+            add_units(
+                pairs.grad_raw, queries, keys, pairs.distance, units_ptr, None, call.keys, score
+            )

@@ -39,8 +39,8 @@ def _bias_gradients(row, column, call, place, score, turned, cut):
     columns = column + tl.arange(0, cut.BLOCK_N)
     inside = (rows >= seq.row) & (rows < seq.row_end)
     key_mask = (columns >= seq.key) & (columns < seq.key_end)
-    queries = tokens_of(score.query, head, rows, inside, score)
-    keys = tokens_of(score.key, group_of(call, place), columns, key_mask, score)
+    queries = tokens_of(score.query, head, 0, rows, inside, score)
+    keys = tokens_of(score.key, group_of(call, place), 0, columns, key_mask, score)
     lines = head * call.queries
     lse2 = load_lse2(turned.lse_ptr + lines, tl.where(inside, rows, seq.row_end), seq.row_end)
     delta = tl.load(turned.delta_ptr + lines + rows, mask=inside, other=0.0)

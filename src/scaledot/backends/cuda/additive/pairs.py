@@ -18,11 +18,14 @@ import triton
 import triton.language as tl
 
 from scaledot.backends.cuda.additive.units import (
+    FAR,
+    distance_of,
     far_unit,
-    is_far,
-    pair_of_units,
+    four_units,
+    one_of,
     raw_scores,
     reciprocal,
+    two_of,
 )
 from scaledot.backends.cuda.backward.pairs import pair_gradients
 from scaledot.backends.cuda.logits import LN2
@@ -52,7 +55,7 @@ class Pairs(NamedTuple):
     """Of a tile: see pair_gradients. grad_raw is dR."""
 
     raw: Any
-    far: Any
+    distance: Any
     used: Any
     grad_a: Any
     grad_s: Any
@@ -82,13 +85,16 @@ def tile_gradients(
     """Tiles are [rows, keys] where ROWS_FIRST, else [keys, rows]; lse2, delta, factor: of rows."""
     do_ptr = turned.grad_out_ptr + (place.b * call.heads + place.h) * V * queries.stride
     v_ptr = turned.value_ptr + group_of(call, place) * V * keys.stride
+    distance = tl.maximum(distance_of(queries), distance_of(keys))
     if ROWS_FIRST:
-        raw, far = raw_scores(queries, keys, is_far(queries), call, place, score)
+        zeros = tl.zeros([queries.places.shape[0], keys.places.shape[0]], call.FLOAT)
+        raw = raw_scores(one_of(queries), two_of(keys), distance, zeros, call, place, score)
         grad_p = _products(do_ptr, v_ptr, queries, keys, V, call)
         i, j = queries.places[:, None], keys.places[None, :]
         lse2, delta = lse2[:, None], delta[:, None]
     else:
-        raw, far = raw_scores(keys, queries, is_far(keys), call, place, score)
+        zeros = tl.zeros([keys.places.shape[0], queries.places.shape[0]], call.FLOAT)
+        raw = raw_scores(one_of(keys), two_of(queries), distance, zeros, call, place, score)
         grad_p = _products(v_ptr, do_ptr, keys, queries, V, call)
         i, j = queries.places[None, :], keys.places[:, None]
         lse2, delta = lse2[None, :], delta[None, :]
@@ -99,7 +105,7 @@ def tile_gradients(
     used, grad_a, grad_s = pair_gradients(
         raw, grad_p, factor, lse2, delta, i, j, call, place, True, True
     )
-    return Pairs(raw, far, used, grad_a, grad_s, grad_s * (factor * LN2))
+    return Pairs(raw, distance, used, grad_a, grad_s, grad_s * (factor * LN2))
 
 
 @triton.jit
@@ -125,23 +131,30 @@ def add_values(p, do_ptr, queries, keys, sums_ptr, tokens, V: tl.constexpr):
 
 
 @triton.jit
-def add_units(grad_raw, one, two, far, sums_ptr, weight_sums_ptr, tokens, score):
+def add_units(grad_raw, one, two, distance, sums_ptr, weight_sums_ptr, tokens, score):
     """sums[unit, two] += sum_one dR r (1 - r) and weight_sums[unit, two] += sum_one dR (1 - 2 r).
 
     grad_raw [one, two], sums [units, tokens]. A thread meets its own places in memory only.
     """
-    if score.FACTORED and not far:
-        for unit in range(0, score.UNITS, 2):
-            d, d_2 = pair_of_units(one, two, unit)
+    stride = tl.cast(tokens, tl.int64)
+    if score.FACTORED and distance < FAR:
+        for unit in range(0, score.UNITS, 4):
+            d, d_2, d_3, d_4 = four_units(one_of(one), two_of(two), unit)
             both = reciprocal(d * d_2, score.PTX)
-            place = unit * tl.cast(tokens, tl.int64) + two.places
+            place = unit * stride + two.places
             _add_unit(grad_raw, d_2 * both, sums_ptr, weight_sums_ptr, place, two.inside)
-            _add_unit(grad_raw, d * both, sums_ptr, weight_sums_ptr, place + tokens, two.inside)
+            place += stride
+            _add_unit(grad_raw, d * both, sums_ptr, weight_sums_ptr, place, two.inside)
+            both = reciprocal(d_3 * d_4, score.PTX)
+            place += stride
+            _add_unit(grad_raw, d_4 * both, sums_ptr, weight_sums_ptr, place, two.inside)
+            place += stride
+            _add_unit(grad_raw, d_3 * both, sums_ptr, weight_sums_ptr, place, two.inside)
     else:
         for unit in range(0, score.UNITS):
-            r = far_unit(one, two, unit)
+            r = far_unit(one_of(one), two_of(two), unit)
             r = tl.where(grad_raw == 0.0, 0.0, r)  # NaN of a hidden pair stays hidden
-            place = unit * tl.cast(tokens, tl.int64) + two.places
+            place = unit * stride + two.places
             _add_unit(grad_raw, r, sums_ptr, weight_sums_ptr, place, two.inside)
 
 

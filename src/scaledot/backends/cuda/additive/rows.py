@@ -31,7 +31,7 @@ def rows_kernel(
     row_end = tl.minimum(row + cut.BLOCK_M, seq.row_end)
     rows = row + tl.arange(0, cut.BLOCK_M)
     inside = rows < row_end
-    queries = tokens_of(score.query, head, rows, inside, score)
+    queries = tokens_of(score.query, head, 0, rows, inside, score)
     lse2 = load_lse2(turned.lse_ptr + head * call.queries, rows, row_end)
     delta = tl.load(turned.delta_ptr + head * call.queries + rows, mask=inside, other=0.0)
     factor = row_scale(call, place, rows)
@@ -44,7 +44,7 @@ def rows_kernel(
     tiles = key_tiles(row, row_end, seq, call.window, True, cut.BLOCK_N)
     for start in range(tiles.begin + split * cut.BLOCK_N, tiles.end, splits * cut.BLOCK_N):
         columns = start + tl.arange(0, cut.BLOCK_N)
-        keys = tokens_of(score.key, group_of(call, place), columns, columns < seq.key_end, score)
+        keys = tokens_of(score.key, group_of(call, place), 0, columns, columns < seq.key_end, score)
         pairs = tile_gradients(
             queries, keys, lse2, delta, factor, call, place, score, turned, cut.V, False
         )
@@ -55,7 +55,7 @@ def rows_kernel(
             pairs.grad_raw,
             keys,
             queries,
-            pairs.far,
+            pairs.distance,
             row_units_ptr,
             weight_units_ptr,
             call.queries,

@@ -70,11 +70,11 @@ def _forward(
     from scaledot.backends.cuda.hopper import launch
 
     by_gram = wants_vitals and _by_gram(inputs, settings)
-    lse, rows = launch.forward(inputs, settings, out, wants_vitals, not by_gram)
+    lse, rows, squares = launch.forward(inputs, settings, out, wants_vitals, not by_gram)
     moments = None
     if by_gram:  # after the long kernel: while it runs, the short ones are queued
         moments = head_moments(inputs.query, inputs.key, settings.scale, inputs.head_scale)
-    return backend.measured(lse, rows, inputs, settings, moments, wants_vitals, per_row)
+    return backend.measured(lse, rows, inputs, settings, moments, squares, wants_vitals, per_row)
 
 
 def _by_gram(inputs: Inputs, settings: Settings) -> bool:

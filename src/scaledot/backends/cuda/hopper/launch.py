@@ -17,7 +17,9 @@ from scaledot.backends.layout import is_regular
 from scaledot.problem import Settings
 
 LOG2E = 1.4426950408889634
-TENSORS = 8  # that the kernel takes besides query, key and value
+TENSORS = 9  # that the kernel takes besides query, key and value
+CACHE_BYTES = 32 * 2**20  # of keys and values that the L2 cache keeps, of its 50 MB
+MOST_DEALT = 8192  # tiles that are dealt out on paper, to see who gets how much
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -32,13 +34,14 @@ class Config(NamedTuple):
 
 def config_for(width: int, keys: int, *, values: bool, moments: bool, causal: bool) -> Config:
     """By the widest of the tensors, the length, and whether the pass sums the logits' moments."""
-    if not values:  # short products, long softmax: as many warps as there are registers for
-        return Config(128, 2, 3, False) if width <= 128 else Config(128, 2, 2, False)
+    # Three consumers keep the exponential units busy, but with all sums they spill, and a tile of
+    # 192 rows meets more masked tiles of keys.
+    short = causal and keys < 8192
+    if not values:
+        few = short or width > 128 or (causal and width <= 64)
+        return Config(128, 2, 2 if few else 3, False)
     if width <= 64:
-        # Three consumers keep the exponential units busy, but with all sums they would spill, and
-        # a tile of 192 rows meets more masked tiles of keys.
-        few = moments or (causal and keys < 8192)
-        return Config(128, 2, 2, True) if few else Config(128, 2, 3, False)
+        return Config(128, 2, 2, True) if short or moments else Config(128, 2, 3, False)
     if width <= 128:
         return Config(128, 2, 2, moments)
     return Config(64, 2, 2, False)
@@ -51,38 +54,45 @@ def forward(
     statistics: bool,
     moments: bool,
     config: Config | None = None,
-) -> tuple[Tensor, Tensor]:
-    """lse [B, H, Q] and the planes of statistics.py (7 of them without moments), `out` filled."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """lse [B, H, Q] and the planes of statistics.py (7 of them without moments), `out` filled.
+
+    With moments also the sum of squares of each row of the query, [B, H, Q].
+    """
     query, key, value = inputs.query, _usable(inputs.key), inputs.value
     query = _usable(query)
     value = key if value is None else _usable(value)
     batch, heads, queries, width = query.shape
     groups, keys = key.shape[1:3]
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
+    moments = moments and statistics
     planes = 0 if not statistics else PLANES if moments else PLANES - 2
     rows = lse.new_empty(planes, batch, heads, queries)
+    squares = torch.empty_like(lse) if moments else None
     value_width = value.shape[-1]
     d, v = _padded(width), _padded(value_width)
     config = config or config_for(
         max(d, v),
         keys,
         values=out is not None,
-        moments=statistics and moments,
+        moments=moments,
         causal=settings.right is not None,
     )
     tile_rows = 64 * config.consumers
     packed = inputs.cu_seqlens_q is not None
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
-    tiles = (-(-queries // tile_rows) + sequences) * batch * heads
+    blocks = -(-queries // tile_rows) + sequences
+    programs = min(blocks * batch * heads, _multiprocessors(query.device.index))
     if packed and out is not None:
         out.zero_()  # tokens of no sequence
     sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
     strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
-    blocks = ([64, d], [config.keys, d], [config.keys, v])
+    key_bytes = keys * (d + v) * 2 * groups // heads  # of one head; those of a group share
     arguments = (
         lse if out is None else out,
         lse,
         rows if statistics else lse,
+        lse if squares is None else squares,
         lse if inputs.key_lengths is None else inputs.key_lengths,
         lse if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q,
         lse if inputs.cu_seqlens_k is None else inputs.cu_seqlens_k,
@@ -103,6 +113,7 @@ def forward(
         min(settings.left or 0, FARTHEST),
         min(settings.right or 0, FARTHEST),
         int(settings.bottom_right),
+        section_size(batch * heads, blocks, programs, key_bytes),
     )
     constants = (
         d,
@@ -110,7 +121,7 @@ def forward(
         *config,
         out is not None,
         statistics,
-        statistics and moments,
+        moments,
         settings.right is not None,
         settings.left is not None,
         inputs.key_lengths is not None,
@@ -119,10 +130,42 @@ def forward(
         _factor(inputs, settings),
         settings.softcap > 0.0,
         value_width < v,
+        squares is not None,
     )
-    programs = min(tiles, _multiprocessors(query.device.index))
-    _launch(programs, (query, key, value), blocks, arguments, constants)
-    return lse, rows
+    shapes = ([64, d], [config.keys, d], [config.keys, v])
+    _launch(programs, (query, key, value), shapes, arguments, constants)
+    return lse, rows, squares
+
+
+@functools.lru_cache(4096)
+def section_size(heads: int, blocks: int, programs: int, key_bytes: int) -> int:
+    """Heads that a causal call works on at a time (`Call.place`).
+
+    As many as the cache holds, at least two rounds of tiles; or somewhat fewer, where all programs
+    then get the same share of the work.
+    """
+    most = max(CACHE_BYTES // key_bytes, -(-2 * programs // blocks))
+    fewest = -(-heads // most)  # sections
+    if fewest <= 1:
+        return heads
+    sizes = list(dict.fromkeys(-(-heads // n) for n in range(fewest, 2 * fewest)))[:4]
+    if heads * blocks > MOST_DEALT:
+        return sizes[0]
+    return min(sizes, key=lambda size: _longest(heads, blocks, programs, size))
+
+
+def _longest(heads: int, blocks: int, programs: int, size: int) -> int:
+    """Tiles of keys that the busiest program meets, rows dealt out as `Call.place` does."""
+    met = [0] * programs
+    rounds = -(-size * blocks // programs)
+    for section, first in enumerate(range(0, heads, size)):
+        mine = min(size, heads - first)
+        for index in range(mine * blocks):
+            turn, program = divmod(index, programs)
+            if (section * rounds + turn) & 1:
+                program = programs - 1 - program
+            met[program] += blocks + 1 - index // mine  # and one to begin and to end
+    return max(met)
 
 
 class Described(NamedTuple):
@@ -140,7 +183,7 @@ _compiled: dict[tuple, Any] = {}
 def _launch(
     programs: int,
     tensors: tuple[Tensor, ...],
-    blocks: tuple[list[int], ...],
+    shapes: tuple[list[int], ...],
     arguments: tuple,
     constants: tuple,
 ) -> None:
@@ -157,7 +200,7 @@ def _launch(
         return
     described = [
         TensorDescriptor(t, list(t.shape), _steps(t), [1, 1, *block], _layout(*block, t.dtype))
-        for t, block in zip(tensors, blocks, strict=True)
+        for t, block in zip(tensors, shapes, strict=True)
     ]
     _compiled[key] = attend[(programs,)](*described, *arguments, *constants, num_warps=4)
 

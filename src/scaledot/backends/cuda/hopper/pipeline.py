@@ -77,21 +77,24 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
     plan = call.plan
     step = 0  # tiles of keys so far, of all tiles of rows
     turn = 0  # tiles of rows so far
-    for index in range(gl.program_id(0), call.tiles(), gl.num_programs(0)):
-        tile = call.tile(index)
-        key_head = tile.head // call.group
-        mbarrier.wait(pipe.q_empty.index(0), (turn & 1) ^ 1)
-        mbarrier.expect(pipe.q_full.index(0), q_desc.block_type.nbytes * plan.CONSUMERS)
-        for part in gl.static_range(plan.CONSUMERS):
-            place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
-            tma.async_copy_global_to_shared(q_desc, place, pipe.q_full.index(0), pipe.q.index(part))
-        for j in range(tile.start, tile.stop):
-            place = [tile.batch, key_head, tile.first_key + j * plan.KEYS, 0]
-            fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
-            if plan.VALUES:
-                fill(v_desc, place, pipe.v, pipe.v_full, step, FIRST_STAGE + plan.STAGES, plan)
-            step += 1
-        turn += 1
+    for round in range(call.rounds()):
+        entry, block, there = call.place(round)
+        if there:
+            tile = call.tile(entry, block)
+            key_head = tile.head // call.group
+            mbarrier.wait(pipe.q_empty.index(0), (turn & 1) ^ 1)
+            mbarrier.expect(pipe.q_full.index(0), q_desc.block_type.nbytes * plan.CONSUMERS)
+            for part in gl.static_range(plan.CONSUMERS):
+                place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
+                full = pipe.q_full.index(0)
+                tma.async_copy_global_to_shared(q_desc, place, full, pipe.q.index(part))
+            for j in range(tile.start, tile.stop):
+                place = [tile.batch, key_head, tile.first_key + j * plan.KEYS, 0]
+                fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
+                if plan.VALUES:
+                    fill(v_desc, place, pipe.v, pipe.v_full, step, FIRST_STAGE + plan.STAGES, plan)
+                step += 1
+            turn += 1
 
 
 @gluon.jit

@@ -31,6 +31,7 @@ class Plan:
     FACTOR: gl.constexpr  # scores are scaled one by one: "no", "head", "log_n"
     SOFTCAP: gl.constexpr
     NARROW: gl.constexpr  # value's width is less than V
+    SQUARES: gl.constexpr  # of the query's rows are wanted too
     dtype: gl.constexpr
 
     @gluon.constexpr_function
@@ -53,6 +54,7 @@ class Plan:
         FACTOR,
         SOFTCAP,
         NARROW,
+        SQUARES,
         dtype,
     ):
         self.D = gl.constexpr(D)
@@ -73,6 +75,7 @@ class Plan:
         self.FACTOR = gl.constexpr(FACTOR)
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.NARROW = gl.constexpr(NARROW)
+        self.SQUARES = gl.constexpr(SQUARES)
         self.dtype = gl.constexpr(dtype)
 
 
@@ -130,6 +133,7 @@ class Call:
     out: gl.tensor
     lse: gl.tensor
     statistics: gl.tensor
+    squares: gl.tensor
     lengths: gl.tensor
     cu_q: gl.tensor
     cu_k: gl.tensor
@@ -152,6 +156,7 @@ class Call:
     left: gl.tensor
     right: gl.tensor
     bottom_right: gl.tensor  # 1: the diagonal ends in the last key, 0: it starts in the first
+    section: gl.tensor  # heads whose keys and values stay in the L2 cache together
     plan: Plan
 
     @gluon.constexpr_function
@@ -160,6 +165,7 @@ class Call:
         out,
         lse,
         statistics,
+        squares,
         lengths,
         cu_q,
         cu_k,
@@ -182,11 +188,13 @@ class Call:
         left,
         right,
         bottom_right,
+        section,
         plan,
     ):
         self.out = out
         self.lse = lse
         self.statistics = statistics
+        self.squares = squares
         self.lengths = lengths
         self.cu_q = cu_q
         self.cu_k = cu_k
@@ -209,6 +217,7 @@ class Call:
         self.left = left
         self.right = right
         self.bottom_right = bottom_right
+        self.section = section
         self.plan = plan
 
     @gluon.jit
@@ -225,40 +234,55 @@ class Call:
         return gl.minimum(gl.maximum(gl.load(ends + sequence), 0), tokens).to(gl.int32)
 
     @gluon.jit
-    def tiles(self):
-        return self.blocks() * self.batch * self.heads
+    def rounds(self):
+        """In a round, every program takes one tile or none."""
+        heads = self.batch * self.heads
+        if self.plan.RIGHT and not self.plan.PACKED:
+            sections = gl.cdiv(heads, self.section)
+            return sections * gl.cdiv(self.section * self.blocks(), gl.num_programs(0))
+        else:
+            return gl.cdiv(heads * self.blocks(), gl.num_programs(0))
 
     @gluon.jit
-    def tile(self, index):
-        """The tile that a program takes as the index-th of all."""
-        plan = self.plan
+    def place(self, round):
+        """The program's tile of a round: (b * heads + h, block of rows, whether there is one).
+
+        Neighbouring programs work on the same heads, so that keys and values come from the cache.
+        Where rows see unequally many keys, heads are taken in sections that fit into it; in each,
+        rows that see most come first, and every other round is dealt out backwards: forwards alone,
+        the first program would get the longest rows of each round.
+        """
+        heads = self.batch * self.heads
         blocks = self.blocks()
-        both = self.batch * self.heads
-        if plan.RIGHT and not plan.PACKED:
-            # Rows that see most come first, over all heads. Every other round of programs is dealt
-            # out backwards: forwards alone, the first program would get the longest of each.
-            programs = gl.num_programs(0)
-            round = index // programs
-            if ((round & 1) == 1) & ((round + 1) * programs <= both * blocks):
-                index = (2 * round + 1) * programs - 1 - index
-            block = index // both
-            entry = index - block * both
-            block = blocks - 1 - block
+        programs = gl.num_programs(0)
+        program = gl.program_id(0)
+        if self.plan.RIGHT and not self.plan.PACKED:
+            rounds = gl.cdiv(self.section * blocks, programs)
+            first = round // rounds * self.section
+            size = gl.minimum(self.section, heads - first)
+            if (round & 1) == 1:
+                program = programs - 1 - program
+            index = round % rounds * programs + program
+            return first + index % size, blocks - 1 - index // size, index < size * blocks
         else:
-            entry = index // blocks
-            block = index - entry * blocks
+            index = round * programs + program
+            return index // blocks, index % blocks, index < heads * blocks
+
+    @gluon.jit
+    def tile(self, entry, block):
+        plan = self.plan
         batch = entry // self.heads
         head = entry - batch * self.heads
         queries = self.queries
         keys = self.keys
-        first_query = index * 0
-        first_key = index * 0
+        first_query = entry * 0
+        first_key = entry * 0
         if plan.LENGTHS:
             length = gl.load(self.lengths + batch).to(gl.int32)
             keys = gl.minimum(gl.maximum(length, 0), keys)
         if plan.PACKED:
             # Sequence i may start at block cu_q[i] // ROWS + i: enough room for all before it.
-            low = index * 0
+            low = entry * 0
             high = self.sequences
             while high - low > 1:
                 middle = (low + high) // 2
@@ -275,9 +299,9 @@ class Call:
         row = block * plan.ROWS
         offset = self.bottom_right * (keys - queries)
         last_row = gl.minimum(row + plan.ROWS, queries) - 1
-        first = index * 0
+        first = entry * 0
         stop = keys
-        full_first = index * 0
+        full_first = entry * 0
         full_stop = keys
         if plan.RIGHT:
             stop = gl.minimum(stop, gl.maximum(last_row + offset + self.right + 1, 0))

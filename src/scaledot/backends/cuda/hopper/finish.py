@@ -1,0 +1,128 @@
+"""From the sums of a tile's rows to what is stored of them."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from scaledot.backends.cuda.hopper.softmax import INFINITY, LN2, LOG2E, by_row
+from scaledot.backends.cuda.hopper.walk import scale_of
+
+
+@gluon.jit
+def finish(call, tile, sums, acc, first, WHO: gl.constexpr):
+    """From the sums to lse, the planes of statistics.py, and the output."""
+    plan = call.plan
+    layout: gl.constexpr = sums.m.type.layout
+    row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
+    low, high = call.reach(tile, row)  # again: cheaper than to keep them all along
+    l = gl.convert_layout(gl.sum(sums.l, 1), layout)
+    blind = high <= low
+    pivot = sums.pivot
+    lse = pivot + gl.log2(l)
+    sink = -INFINITY
+    if plan.SINKS:
+        at = tile.batch.to(gl.int64) * call.sink_batch + tile.head
+        sink = gl.load(call.sinks + at).to(gl.float32) * LOG2E
+        larger = gl.maximum(lse, sink)
+        both = larger + gl.log2(gl.exp2(lse - larger) + gl.exp2(sink - larger))
+        lse = gl.where(blind, -INFINITY, both)
+    share = gl.exp2(pivot - lse)  # of a key at the pivot
+    if not plan.SINKS:
+        share = 1.0 / l
+
+    inside = row < tile.queries
+    entry = (tile.batch * call.heads + tile.head).to(gl.int64)
+    place = entry * call.queries + tile.first_query + row
+    gl.store(call.lse + place, gl.where(blind, -INFINITY, lse * LN2), mask=inside)
+    if plan.STATISTICS:
+        w = gl.convert_layout(gl.sum(sums.w, 1), layout)
+        p2 = gl.convert_layout(gl.sum(sums.p2, 1), layout)
+        top = sums.m * scale_of(call)
+        broken = (w != w) | (l != l)
+        # -sum p log2 p, every term counted from the lse
+        entropy = share * (l * (lse - pivot) - w)
+        squares = p2 * share * share
+        if plan.SINKS:
+            off = gl.exp2(sink - lse)
+            entropy += gl.where(off > 0.0, off * (lse - sink), off)
+            squares += off * off
+        first_p = gl.where(low > 0, 0.0, gl.exp2(first * scale_of(call) - lse))
+        n = gl.maximum(high - low, 0).to(gl.float32)
+        plane = (call.batch * call.heads).to(gl.int64) * call.queries
+        at = call.statistics + place
+        gl.store(at, of_row(top * LN2, -INFINITY, blind, broken), mask=inside)
+        gl.store(at + plane, of_row(lse * LN2, -INFINITY, blind, broken), mask=inside)
+        entropy = gl.maximum(entropy * LN2, 0.0)
+        gl.store(at + 2 * plane, of_row(entropy, 0.0, blind, broken), mask=inside)
+        top_p = gl.exp2(top - lse)
+        gl.store(at + 3 * plane, of_row(top_p, 0.0, blind, broken), mask=inside)
+        gl.store(at + 4 * plane, of_row(squares, 0.0, blind, broken), mask=inside)
+        gl.store(at + 5 * plane, of_row(first_p, 0.0, blind, broken), mask=inside)
+        gl.store(at + 6 * plane, n, mask=inside)
+        if plan.MOMENTS:
+            a = gl.convert_layout(gl.sum(sums.a, 1), layout)
+            b = gl.convert_layout(gl.sum(sums.b, 1), layout)
+            mean = a / gl.maximum(n, 1.0)
+            m2 = gl.maximum(b - a * mean, 0.0) * (LN2 * LN2)
+            mean = (pivot + mean) * LN2
+            gl.store(at + 7 * plane, of_row(mean, 0.0, blind, broken), mask=inside)
+            gl.store(at + 8 * plane, of_row(m2, 0.0, blind, broken), mask=inside)
+    if plan.VALUES:
+        store_output(call, tile, acc, share, blind, WHO)
+
+
+@gluon.jit
+def store_squares(call, tile, q, WHO: gl.constexpr):
+    """The sum of squares of each row of the query, while it is in shared memory."""
+    layout: gl.constexpr = sixteen_bytes_a_thread(call.plan.D)
+    entries = q.load(layout).to(gl.float32)
+    row = tile.row + WHO * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    head = (tile.batch * call.heads + tile.head).to(gl.int64)
+    at = call.squares + head * call.queries + tile.first_query + row
+    gl.store(at, gl.sum(entries * entries, 1), mask=row < tile.queries)
+
+
+@gluon.constexpr_function
+def sixteen_bytes_a_thread(width):
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def of_row(values, empty, blind, broken):
+    return gl.where(broken, float("nan"), gl.where(blind, empty, values))
+
+
+@gluon.jit
+def store_output(call, tile, acc, share, blind, WHO: gl.constexpr):
+    plan = call.plan
+    layout: gl.constexpr = rows_of_a_warp(plan.V)
+    acc = gl.where(by_row(blind, acc), 0.0, acc * by_row(share, acc))
+    out = gl.convert_layout(acc.to(plan.dtype), layout)
+    row = tile.row + WHO * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    column = gl.arange(0, plan.V, gl.SliceLayout(0, layout))
+    inside = (row < tile.queries)[:, None]
+    if plan.NARROW:
+        inside = inside & (column < call.value_width)[None, :]
+    start = tile.batch.to(gl.int64) * call.out_batch + tile.head.to(gl.int64) * call.out_head
+    line = (tile.first_query + row).to(gl.int64) * (call.out_row * 8)
+    gl.store(call.out + start * 8 + line[:, None] + column[None, :], out, mask=inside)
+
+
+@gluon.constexpr_function
+def rows_of_a_warp(width):
+    """[64, width]: a warp owns 16 rows, as in a product's result, a thread 8 columns in a row.
+
+    So nothing leaves its warp on the way to the output, and a store is 16 bytes wide.
+    """
+    columns = [[0, 1], [0, 2], [0, 4]]
+    further = []
+    column = 32
+    while column < width:
+        further.append([0, column])
+        column *= 2
+    return gl.DistributedLinearLayout(
+        reg_bases=[*columns, [8, 0], *further],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, width],
+    )

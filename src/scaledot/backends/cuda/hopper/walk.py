@@ -1,0 +1,231 @@
+"""A tile of rows over the tiles of keys that it may see: with the values, or for scores alone."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+
+from scaledot.backends.cuda.hopper.pipeline import (
+    FIRST_STAGE,
+    Pipe,
+    hand_back,
+    pass_turn,
+    wait_for,
+    wait_turn,
+)
+from scaledot.backends.cuda.hopper.schedule import Call
+from scaledot.backends.cuda.hopper.softmax import INFINITY, add_tile, bend, by_row, no_sums, rescale
+
+
+@aggregate
+class Rows:
+    """A consumer's 64 rows of a tile, and what their scores need."""
+
+    call: Call
+    pipe: Pipe
+    q: gl.shared_memory_descriptor  # [64, D]
+    low: gl.tensor  # [64]: row i may see the keys [low_i, high_i)
+    high: gl.tensor
+    factor: gl.tensor  # [64]: of the scores, where one number does not serve
+    columns: gl.tensor  # [KEYS]
+    zero: gl.tensor  # [64, KEYS]
+
+    @gluon.constexpr_function
+    def __init__(self, call, pipe, q, low, high, factor, columns, zero):
+        self.call = call
+        self.pipe = pipe
+        self.q = q
+        self.low = low
+        self.high = high
+        self.factor = factor
+        self.columns = columns
+        self.zero = zero
+
+    @gluon.jit
+    def start_scores(self, step):
+        """S = Q K^T of a step whose keys are there, on its way."""
+        plan = self.call.plan
+        k = self.pipe.k.index(step % plan.STAGES).reshape([plan.KEYS, plan.D]).permute((1, 0))
+        return warpgroup_mma(self.q, k, self.zero, use_acc=False, is_async=True)
+
+    @gluon.jit
+    def scores(self, step):
+        plan = self.call.plan
+        wait_for(self.pipe.k_full, step, plan)
+        s = warpgroup_mma_wait(0, deps=[self.start_scores(step)])
+        hand_back(step, FIRST_STAGE, plan)
+        return s
+
+    @gluon.jit
+    def values(self, step):
+        """[KEYS, V] of a step."""
+        plan = self.call.plan
+        wait_for(self.pipe.v_full, step, plan)
+        return self.pipe.v.index(step % plan.STAGES).reshape([plan.KEYS, plan.V])
+
+    @gluon.jit
+    def seen(self, s, j, MASKED: gl.constexpr):
+        """The scores of key tile j, -inf where hidden; and which are not."""
+        plan = self.call.plan
+        if plan.FACTOR != "no":
+            s = bend(s, self.factor, self.call.cap, plan)
+        visible = True
+        if MASKED:
+            start = j * plan.KEYS
+            visible = self.columns[None, :] < (self.high - start)[:, None]
+            if plan.LEFT:
+                visible = visible & (self.columns[None, :] >= (self.low - start)[:, None])
+            s = gl.where(visible, s, -INFINITY)
+        return s, visible
+
+    @gluon.jit
+    def add(self, s, sums, j, MASKED: gl.constexpr):
+        """The sums with key tile j; alpha; P in 16 bits."""
+        plan = self.call.plan
+        s, visible = self.seen(s, j, MASKED)
+        before = j * (plan.KEYS // 4) * 1.0  # a quarter of the keys that the row has met
+        if MASKED or plan.LEFT:
+            met = gl.maximum(gl.minimum(self.high, j * plan.KEYS) - self.low, 0)
+            before = by_row(met.to(gl.float32) * 0.25, sums.l)
+        return add_tile(s, sums, visible, before, scale_of(self.call), plan, MASKED)
+
+    @gluon.jit
+    def first_score(self, s, j):
+        """[64]: of key 0, 0 where it is not in tile j."""
+        first = self.high * 0.0
+        if self.call.plan.STATISTICS:
+            s, _ = self.seen(s, j, True)
+            columns = (self.columns + j * self.call.plan.KEYS)[None, :]
+            first = gl.sum(gl.where(columns == 0, s, 0.0), 1)
+        return first
+
+
+@gluon.jit
+def scale_of(call):
+    """What is left to multiply scores with."""
+    if call.plan.FACTOR != "no":
+        return 1.0
+    else:
+        return call.scale
+
+
+@gluon.jit
+def row_factor(call, tile, count):
+    """The scale of each row [64], log2 e in it; unused where one number serves."""
+    plan = call.plan
+    factor = count.to(gl.float32) * 0.0
+    if plan.FACTOR == "head":
+        at = tile.batch.to(gl.int64) * call.scale_batch + tile.head
+        factor += gl.load(call.head_scale + at).to(gl.float32) * call.scale
+    if plan.FACTOR == "row" or plan.FACTOR == "log_n":
+        factor += call.scale
+    if plan.FACTOR == "log_n":
+        factor = factor * gl.log(gl.maximum(count, 1).to(gl.float32))
+    return factor
+
+
+@gluon.jit
+def measure_keys(rows, tile, step):
+    """The sums of the rows without values, the score of key 0, and the steps so far."""
+    j = tile.start
+    s = rows.scores(step)
+    first = rows.first_score(s, j)
+    sums, _, _ = rows.add(s, no_sums(rows.zero), j, True)
+    step += 1
+    j += 1
+    if rows.call.plan.LEFT:
+        while j < tile.full_start:
+            sums, _, _ = rows.add(rows.scores(step), sums, j, True)
+            step += 1
+            j += 1
+    while j < tile.full_stop:
+        sums, _, _ = rows.add(rows.scores(step), sums, j, False)
+        step += 1
+        j += 1
+    while j < tile.stop:
+        sums, _, _ = rows.add(rows.scores(step), sums, j, True)
+        step += 1
+        j += 1
+    mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
+    return sums, first, step
+
+
+@gluon.jit
+def attend_keys(rows, tile, step, WHO: gl.constexpr):
+    """The sums of the rows, the score of key 0, O, and the steps so far."""
+    plan = rows.call.plan
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.V, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    # The first tile of keys: nothing to multiply with V yet.
+    j = tile.start
+    s = rows.scores(step)
+    first = rows.first_score(s, j)
+    sums = no_sums(rows.zero)
+    sums, _, p = rows.add(s, sums, j, True)
+    p = gl.convert_layout(p, p_layout)
+    acc = gl.zeros([64, plan.V], gl.float32, o_layout)
+    step += 1
+    j += 1
+    if plan.LEFT:
+        while j < tile.full_start:
+            sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
+            step += 1
+            j += 1
+    while j < tile.full_stop:
+        sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
+        step += 1
+        j += 1
+    while j < tile.stop:
+        sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
+        step += 1
+        j += 1
+
+    mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
+    v = rows.values(step - 1)
+    if plan.LENGTHS or plan.PACKED:
+        clean(v, tile.keys - (j - 1) * plan.KEYS, plan)
+    acc = warpgroup_mma(p, v, acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    hand_back(step - 1, FIRST_STAGE + plan.STAGES, plan)
+    return sums, first, acc, step
+
+
+@gluon.jit
+def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.constexpr):
+    """S_j, and behind it P_(j-1) V_(j-1); then the softmax of S_j."""
+    plan = rows.call.plan
+    wait_for(rows.pipe.k_full, step, plan)
+    wait_turn(WHO, plan)
+    s = rows.start_scores(step)
+    acc = warpgroup_mma(p, rows.values(step - 1), acc, is_async=True)
+    pass_turn(WHO, plan)
+    s, acc = warpgroup_mma_wait(1, deps=[s, acc])
+    hand_back(step, FIRST_STAGE, plan)
+
+    sums, alpha, fresh = rows.add(s, sums, j, MASKED)
+
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    hand_back(step - 1, FIRST_STAGE + plan.STAGES, plan)
+    acc = rescale(acc, alpha, plan.V)
+    return sums, acc, gl.convert_layout(fresh, p.type.layout)
+
+
+@gluon.jit
+def clean(v, keys, plan):
+    """Zeros behind the last of the values: what lies there is another's, and 0 * NaN is NaN.
+
+    Each consumer writes the same, so they need not wait for each other.
+    """
+    if keys < plan.KEYS:
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        values = v.load(layout)
+        kept = gl.arange(0, plan.KEYS, gl.SliceLayout(1, layout)) < keys
+        zero = gl.zeros([plan.KEYS, plan.V], plan.dtype, layout)
+        v.store(gl.where(kept[:, None], values, zero))
+        fence_async_shared()
+        gl.thread_barrier()

@@ -1,0 +1,90 @@
+"""Launching a Triton kernel that has been launched before, with less work for the host.
+
+Triton describes every argument anew at each launch, compares the globals of a kernel, and finds the
+compiled one by the texts of these. What a kernel is compiled for is known to us, so `launch` finds
+it by a plain key and hands it the arguments, as Triton would.
+"""
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS
+
+_compiled: dict[tuple, Any] = {}
+
+
+def launch(
+    kernel: Any, programs: int, like: Tensor, arguments: dict[str, Any], **options: Any
+) -> None:
+    """kernel[(programs,)](**arguments, **options) on the device of `like` and its current stream.
+
+    arguments: every parameter of the kernel by name; numbers, tensors, None, tl.constexpr and
+    tuples of them. options: num_warps and the like.
+    """
+    if not isinstance(kernel, JITFunction):  # interpreted
+        kernel[(programs,)](**arguments, **options)
+    elif like.device.index != torch.cuda.current_device():
+        with torch.cuda.device(like.device):
+            launch(kernel, programs, like, arguments, **options)
+    else:
+        _launch_again(kernel, programs, like.device.index, arguments, options)
+
+
+def _launch_again(
+    kernel: Any, programs: int, device: int, arguments: dict[str, Any], options: dict[str, Any]
+) -> None:
+    key = compilation_key(kernel, device, arguments, options)
+    compiled = _compiled.get(key)
+    if compiled is not None and not kernel.pre_run_hooks:
+        # Reads device and stream and calls the profilers' hooks as a first launch does.
+        compiled[(programs, 1, 1)](*[arguments[name] for name in kernel.arg_names])
+        return
+    compiled = kernel[(programs,)](**arguments, **options)
+    if hasattr(compiled, "packed_metadata"):  # not one that is compiled in the background
+        _compiled[key] = compiled
+
+
+def compilation_key(
+    kernel: Any, device: int, arguments: dict[str, Any], options: dict[str, Any]
+) -> tuple:
+    """Equal only for launches that Triton serves by one compiled kernel."""
+    key: list[Any] = [id(kernel), device, *options.items()]
+    for parameter in kernel.params:
+        value = arguments[parameter.name]
+        if parameter.is_constexpr:
+            key.append(value.value if type(value) is tl.constexpr else value)
+        else:
+            _describe((value,), key)
+    return tuple(key)
+
+
+def _describe(values: tuple, key: list[Any]) -> None:
+    """What Triton specialises a kernel for: types, alignment to 16 bytes, some integers."""
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            if value == 1:  # compiled in
+                key.append("one")
+            elif -(2**31) <= value < 2**31:
+                key.append(value & 15 == 0)
+            else:
+                key.append((value & 15 == 0, value < 2**63))
+        elif value is None:
+            key.append(None)
+        elif value is NO_HEADS or value is NO_NUMBERS:  # a third of most calls
+            key.append(kind)
+        elif isinstance(value, tuple):
+            key.append(len(value))
+            _describe(value, key)
+        elif kind is float or kind is bool:
+            key.append(kind)
+        elif kind is tl.constexpr:
+            key.append(kind)
+            key.append(value.value)
+        else:
+            key.append(value.dtype)
+            key.append(value.data_ptr() & 15 == 0)

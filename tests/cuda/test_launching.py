@@ -1,0 +1,150 @@
+"""Launching again by our own key: what Triton compiles apart must have another one."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+jit = pytest.importorskip("triton.runtime.jit")
+tl = pytest.importorskip("triton.language")
+launching = pytest.importorskip("scaledot.backends.cuda.launching")
+specialize = pytest.importorskip("triton._C.libtriton").native_specialize_impl
+CUDABackend = pytest.importorskip("triton.backends.nvidia.compiler").CUDABackend
+
+
+class Record(NamedTuple):
+    ptr: object
+    stride: object
+    SIZE: object
+
+
+def body(record, number, BLOCK: tl.constexpr):
+    tl.store(record.ptr + record.stride, number)
+
+
+KERNEL = jit.JITFunction(body)
+NUMBERS = torch.zeros(16)
+
+
+def record(ptr=NUMBERS, stride=16, size=4):
+    return Record(ptr, stride, tl.constexpr(size))
+
+
+def arguments(record, number=3.0, block=64):
+    return {"record": record, "number": number, "BLOCK": block}
+
+
+VARIANTS = {
+    "the same": arguments(record()),
+    "another tensor": arguments(record(torch.ones(32))),
+    "another type": arguments(record(NUMBERS.double())),
+    "a tensor that is not aligned": arguments(record(NUMBERS[1:])),
+    "no tensor": arguments(record(None)),
+    "another multiple of 16": arguments(record(stride=48)),
+    "zero": arguments(record(stride=0)),
+    "one": arguments(record(stride=1)),
+    "no multiple of 16": arguments(record(stride=17)),
+    "a long number": arguments(record(stride=2**31)),
+    "a longer one": arguments(record(stride=2**63)),
+    "the least short one": arguments(record(stride=-(2**31))),
+    "one below it": arguments(record(stride=-(2**31) - 16)),
+    "another constant in the record": arguments(record(size=5)),
+    "another float": arguments(record(), number=1.0),
+    "an integer": arguments(record(), number=3),
+    "a bool": arguments(record(), number=True),
+    "another constant": arguments(record(), block=32),
+    "a record in a record": arguments((record(), 16)),
+}
+
+
+def described_by_triton(given):
+    kinds = [specialize(CUDABackend, given[name], False, True, True) for name in KERNEL.arg_names]
+    sizes = [entry.value for entry in given["record"] if isinstance(entry, tl.constexpr)]
+    return str(kinds[:-1]), sizes, given["BLOCK"]
+
+
+@pytest.mark.parametrize("other", sorted(VARIANTS))
+@pytest.mark.parametrize("one", ["the same", "one", "an integer", "no multiple of 16"])
+def test_keys_agree_where_triton_compiles_once(one, other):
+    keys = [
+        launching.compilation_key(KERNEL, 0, VARIANTS[name], {"num_warps": 4})
+        for name in (one, other)
+    ]
+    alike = described_by_triton(VARIANTS[one]) == described_by_triton(VARIANTS[other])
+    assert (keys[0] == keys[1]) == alike
+
+
+def test_devices_options_and_kernels_are_told_apart():
+    given = VARIANTS["the same"]
+    keys = {
+        launching.compilation_key(KERNEL, 0, given, {"num_warps": 4}),
+        launching.compilation_key(KERNEL, 1, given, {"num_warps": 4}),
+        launching.compilation_key(KERNEL, 0, given, {"num_warps": 8}),
+        launching.compilation_key(KERNEL, 0, given, {"num_stages": 4}),
+        launching.compilation_key(jit.JITFunction(body), 0, given, {"num_warps": 4}),
+    }
+    assert len(keys) == 5
+
+
+class Compiled:
+    """As Triton's: called with a grid of three and every argument in order."""
+
+    packed_metadata = ()
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *values: self.launches.append((grid, values))
+
+
+class Counting(jit.JITFunction):
+    """Counts the launches that go through Triton."""
+
+    def run(self, *args, grid, warmup, **kwargs):
+        self.searches = [*getattr(self, "searches", []), (grid, kwargs)]
+        return Compiled()
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: NUMBERS.device.index)
+    return Counting(body)
+
+
+def test_a_kernel_is_searched_for_once(counting):
+    for programs in (3, 5, 7):
+        launching.launch(counting, programs, NUMBERS, VARIANTS["the same"], num_warps=4)
+    assert counting.searches == [((3,), {**VARIANTS["the same"], "num_warps": 4})]
+    (compiled,) = launching._compiled.values()
+    values = (*VARIANTS["the same"].values(),)
+    assert compiled.launches == [((5, 1, 1), values), ((7, 1, 1), values)]
+
+
+def test_hooks_before_a_launch_are_called_each_time(counting):
+    counting.add_pre_run_hook(lambda *args, **kwargs: None)
+    for _ in range(2):
+        launching.launch(counting, 3, NUMBERS, VARIANTS["the same"])
+    assert len(counting.searches) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_launches_go_to_the_current_stream_and_into_graphs():
+    def write(numbers, number):
+        given = arguments(record(numbers, stride=2), number=number)
+        launching.launch(KERNEL, 1, numbers, given, num_warps=1)
+
+    numbers = torch.zeros(16, device="cuda")
+    write(numbers, 1.0)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        write(numbers, 2.0)
+    side.synchronize()
+    assert numbers[2].item() == 2.0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        write(numbers, 3.0)
+    assert numbers[2].item() == 2.0
+    graph.replay()
+    assert numbers[2].item() == 3.0
