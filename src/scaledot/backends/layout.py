@@ -9,15 +9,13 @@ ALIGNED_BYTES = 16
 def is_regular(tensor: Tensor) -> bool:
     """Rows without gaps that start at multiples of 16 bytes, no dimension that repeats."""
     *steps, last = tensor.stride()
+    if last != 1 or not is_aligned(tensor):
+        return False
     size = tensor.element_size()
-    return (
-        last == 1
-        and is_aligned(tensor)
-        and all(
-            entries == 1 or (step > 0 and step * size % ALIGNED_BYTES == 0)
-            for entries, step in zip(tensor.shape[:-1], steps, strict=True)
-        )
-    )
+    for entries, step in zip(tensor.shape, steps, strict=False):
+        if entries != 1 and (step <= 0 or step * size % ALIGNED_BYTES):
+            return False
+    return True
 
 
 def is_aligned(tensor: Tensor) -> bool:

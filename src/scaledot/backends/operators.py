@@ -133,13 +133,13 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         lib=library,
     )
     function = _function(forward_op, backward_op)
-    untraced = _function(run_forward, run_backward)
+    untraced = _straight(_function(run_forward, run_backward))
 
     def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
         arguments = (*inputs, *settings, wants_vitals, per_row)
         run = forward_op
         if _is_plain(inputs):
-            run = untraced.apply if _needs_gradients(inputs) else run_forward
+            run = untraced if _needs_gradients(inputs) else run_forward
         elif inputs.value is None:  # vitals carry no graph
             arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
         if torch._C._are_functorch_transforms_active():
@@ -179,9 +179,22 @@ def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
     return Inputs(*arguments[:TENSORS]), Settings(*arguments[TENSORS:end]), arguments[end:]
 
 
-@contextlib.contextmanager
-def _undisturbed(query: Tensor) -> Iterator[None]:
+def _undisturbed(query: Tensor) -> contextlib.AbstractContextManager[object]:
     """No graph, no autocast (the kernels choose their own precision), and the tensors' device."""
+    device = query.device.type
+    disturbed = (
+        torch.is_grad_enabled()
+        or torch.is_autocast_enabled(device)
+        or (query.is_cuda and query.device.index != torch.cuda.current_device())
+    )
+    return _shut_off(query) if disturbed else NOTHING
+
+
+NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _shut_off(query: Tensor) -> Iterator[None]:
     device = query.device.type
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -329,6 +342,14 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
             return _unfold_batch(result, info.batch_size, (0,) * len(result))
 
     return Attend
+
+
+def _straight(function: Any) -> Any:
+    """Its apply without what torch does for defaults and transforms at every call: there are none.
+
+    That is a look at the signature of `forward`, which takes longer than the rest.
+    """
+    return super(torch.autograd.Function, function).apply
 
 
 def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ compiled one by the texts of these. What a kernel is compiled for is known to us
 it by a plain key and hands it the arguments, as Triton would.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from triton.runtime.jit import JITFunction
 
 from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS
 
+MOST_KEPT = 8192  # launches that are remembered, each with all of its integers
+
 _compiled: dict[tuple, Any] = {}
+_launched: dict[tuple, Any] = {}  # the same kernels once more, by a key that is made faster
 
 
 def launch(
@@ -37,15 +41,45 @@ def launch(
 def _launch_again(
     kernel: Any, programs: int, device: int, arguments: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    key = compilation_key(kernel, device, arguments, options)
-    compiled = _compiled.get(key)
-    if compiled is not None and not kernel.pre_run_hooks:
-        # Reads device and stream and calls the profilers' hooks as a first launch does.
-        compiled[(programs, 1, 1)](*[arguments[name] for name in kernel.arg_names])
-        return
-    compiled = kernel[(programs,)](**arguments, **options)
-    if hasattr(compiled, "packed_metadata"):  # not one that is compiled in the background
-        _compiled[key] = compiled
+    same: list[Any] = [kernel, device, *options.items()]
+    _note(arguments.values(), same)
+    launched = tuple(same)
+    compiled = _launched.get(launched)
+    if compiled is None:
+        key = compilation_key(kernel, device, arguments, options)
+        compiled = _compiled.get(key)
+        if compiled is None or kernel.pre_run_hooks:
+            compiled = kernel[(programs,)](**arguments, **options)
+            if hasattr(compiled, "packed_metadata"):  # not one that is compiled in the background
+                _compiled[key] = compiled
+            return
+        if len(_launched) >= MOST_KEPT:
+            _launched.clear()
+        _launched[launched] = compiled
+    # Reads device and stream and calls the profilers' hooks as a first launch does.
+    compiled[(programs, 1, 1)](*[arguments[name] for name in kernel.arg_names])
+
+
+def _note(values: Iterable[Any], key: list[Any]) -> None:
+    """All that a compiled kernel may depend on, and the integers themselves."""
+    for value in values:
+        kind = type(value)
+        if kind is int or value is None:
+            key.append(value)
+        elif kind is Tensor:
+            key.append(value.dtype)
+            key.append(value.data_ptr() & 15)
+        elif kind is float:
+            key.append(kind)
+        elif kind is tl.constexpr:
+            key.append(value.value)
+        elif isinstance(value, tuple):
+            key.append(len(value))
+            _note(value, key)
+        elif isinstance(value, Tensor):
+            _note((value.detach(),), key)
+        else:  # bool, str
+            key.append((kind, value))
 
 
 def compilation_key(

@@ -35,7 +35,7 @@ from scaledot.problem import Settings
 
 ROWS = 256  # rows that a program measures at a time: two a thread
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
-TILES = 8  # such tiles of one program: 64 KiB of bfloat16
+TILES = 4  # such tiles of one program: 32 KiB of bfloat16
 MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
 
 SATURATED = tl.constexpr(SATURATED_ABOVE)
@@ -150,7 +150,7 @@ def summarise(
     }
     programs = row_programs + query_programs + key_programs
     launch(_measure_chunks, programs, query, shared | measured, num_warps=4)
-    launch(_combine_chunks, entries * heads, query, shared | combined, num_warps=4)
+    launch(_combine_chunks, entries * heads, query, shared | combined, num_warps=1)
     return floats, counts
 
 

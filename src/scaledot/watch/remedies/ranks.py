@@ -141,7 +141,7 @@ class Ranks:
             torch.float32 if device.type == "mps" else torch.float64
         )  # keeps every maximum's bits
         packed = torch.full((1 + self._heads(),), -torch.inf, dtype=wide, device=device)
-        packed[0] = float(new)
+        packed[:1].fill_(float(new))  # an assignment would wait for the device
         for layer, maximum in maxima.items():
             entry = self.of(layer)
             if entry is not None and len(maximum) == entry.said.heads:

@@ -71,8 +71,8 @@ class Cut(NamedTuple):
 
 
 # 16 warps a multiprocessor hide the latency of loads, so a thread may have 128 registers. At 8
-# heads of 1024 there are 256 programs: two for each multiprocessor of an H200, at once.
-FLOAT32 = Config(32, 128, 8, registers=128)
+# heads of 1024 there are 128 programs, one for each multiprocessor of an H200.
+FLOAT32 = Config(64, 128, 16, registers=128)
 FLOAT64 = Config(16, 32, 4)
 VALUE_BYTES = 64 * 2**10  # of a tile of values: two programs share a multiprocessor's memory
 

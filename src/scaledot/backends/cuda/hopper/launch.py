@@ -4,7 +4,6 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -27,7 +26,8 @@ class Config(NamedTuple):
     """How a program is built, in the kernel's order; docs/kernels.md says what was measured."""
 
     keys: int  # of a tile
-    stages: int
+    key_stages: int
+    value_stages: int
     consumers: int
     turns: bool
 
@@ -39,12 +39,12 @@ def config_for(width: int, keys: int, *, values: bool, moments: bool, causal: bo
     short = causal and keys < 8192
     if not values:
         few = short or width > 128 or (causal and width <= 64)
-        return Config(128, 2, 2 if few else 3, False)
+        return Config(128, 2, 2, 2 if few else 3, False)
     if width <= 64:
-        return Config(128, 2, 2, True) if short or moments else Config(128, 2, 3, False)
+        return Config(128, 2, 2, 2, True) if short or moments else Config(128, 2, 2, 3, False)
     if width <= 128:
-        return Config(128, 2, 2, moments)
-    return Config(64, 2, 2, False)
+        return Config(128, 3, 2, 2, moments)
+    return Config(64, 2, 2, 2, False)
 
 
 def forward(
@@ -223,7 +223,7 @@ def _factor(inputs: Inputs, settings: Settings) -> str:
 
 
 def _padded(width: int) -> int:
-    return max(int(triton.next_power_of_2(width)), 64)
+    return max(1 << (width - 1).bit_length(), 64)
 
 
 def _usable(tensor: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ class Plan:
     D: gl.constexpr  # width of query and key in shared memory, a power of two
     V: gl.constexpr  # of value
     KEYS: gl.constexpr  # of a tile
-    STAGES: gl.constexpr  # tiles of keys in shared memory
+    KEY_STAGES: gl.constexpr  # tiles of keys in shared memory
+    VALUE_STAGES: gl.constexpr
     CONSUMERS: gl.constexpr  # warpgroups that compute
     ROWS: gl.constexpr  # of a tile: 64 a consumer
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
@@ -40,7 +41,8 @@ class Plan:
         D,
         V,
         KEYS,
-        STAGES,
+        KEY_STAGES,
+        VALUE_STAGES,
         CONSUMERS,
         TURNS,
         VALUES,
@@ -60,7 +62,8 @@ class Plan:
         self.D = gl.constexpr(D)
         self.V = gl.constexpr(V)
         self.KEYS = gl.constexpr(KEYS)
-        self.STAGES = gl.constexpr(STAGES)
+        self.KEY_STAGES = gl.constexpr(KEY_STAGES)
+        self.VALUE_STAGES = gl.constexpr(VALUE_STAGES)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.ROWS = gl.constexpr(64 * CONSUMERS)
         self.TURNS = gl.constexpr(TURNS)

@@ -11,11 +11,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 
 from scaledot.backends.cuda.hopper.pipeline import (
-    FIRST_STAGE,
     Pipe,
-    hand_back,
+    hand_back_keys,
+    hand_back_values,
     pass_turn,
-    wait_for,
+    wait_for_keys,
+    wait_for_values,
     wait_turn,
 )
 from scaledot.backends.cuda.hopper.schedule import Call
@@ -50,23 +51,23 @@ class Rows:
     def start_scores(self, step):
         """S = Q K^T of a step whose keys are there, on its way."""
         plan = self.call.plan
-        k = self.pipe.k.index(step % plan.STAGES).reshape([plan.KEYS, plan.D]).permute((1, 0))
+        k = self.pipe.k.index(step % plan.KEY_STAGES).reshape([plan.KEYS, plan.D]).permute((1, 0))
         return warpgroup_mma(self.q, k, self.zero, use_acc=False, is_async=True)
 
     @gluon.jit
     def scores(self, step):
         plan = self.call.plan
-        wait_for(self.pipe.k_full, step, plan)
+        wait_for_keys(self.pipe, step, plan)
         s = warpgroup_mma_wait(0, deps=[self.start_scores(step)])
-        hand_back(step, FIRST_STAGE, plan)
+        hand_back_keys(step, plan)
         return s
 
     @gluon.jit
     def values(self, step):
         """[KEYS, V] of a step."""
         plan = self.call.plan
-        wait_for(self.pipe.v_full, step, plan)
-        return self.pipe.v.index(step % plan.STAGES).reshape([plan.KEYS, plan.V])
+        wait_for_values(self.pipe, step, plan)
+        return self.pipe.v.index(step % plan.VALUE_STAGES).reshape([plan.KEYS, plan.V])
 
     @gluon.jit
     def seen(self, s, j, MASKED: gl.constexpr):
@@ -191,7 +192,7 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
         clean(v, tile.keys - (j - 1) * plan.KEYS, plan)
     acc = warpgroup_mma(p, v, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    hand_back(step - 1, FIRST_STAGE + plan.STAGES, plan)
+    hand_back_values(step - 1, plan)
     return sums, first, acc, step
 
 
@@ -199,18 +200,18 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
 def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.constexpr):
     """S_j, and behind it P_(j-1) V_(j-1); then the softmax of S_j."""
     plan = rows.call.plan
-    wait_for(rows.pipe.k_full, step, plan)
+    wait_for_keys(rows.pipe, step, plan)
     wait_turn(WHO, plan)
     s = rows.start_scores(step)
     acc = warpgroup_mma(p, rows.values(step - 1), acc, is_async=True)
     pass_turn(WHO, plan)
     s, acc = warpgroup_mma_wait(1, deps=[s, acc])
-    hand_back(step, FIRST_STAGE, plan)
+    hand_back_keys(step, plan)
 
     sums, alpha, fresh = rows.add(s, sums, j, MASKED)
 
     acc = warpgroup_mma_wait(0, deps=[acc])
-    hand_back(step - 1, FIRST_STAGE + plan.STAGES, plan)
+    hand_back_values(step - 1, plan)
     acc = rescale(acc, alpha, plan.V)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
