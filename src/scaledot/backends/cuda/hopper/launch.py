@@ -26,25 +26,30 @@ class Config(NamedTuple):
     """How a program is built, in the kernel's order; docs/kernels.md says what was measured."""
 
     keys: int  # of a tile
-    key_stages: int
-    value_stages: int
+    stages: int
     consumers: int
     turns: bool
+    early: bool = False
 
 
-def config_for(width: int, keys: int, *, values: bool, moments: bool, causal: bool) -> Config:
-    """By the widest of the tensors, the length, and whether the pass sums the logits' moments."""
+def config_for(
+    width: int, keys: int, *, values: bool, statistics: bool, moments: bool, causal: bool
+) -> Config:
+    """By the widest of the tensors, the length, and what the pass sums."""
     # Three consumers keep the exponential units busy, but with all sums they spill, and a tile of
     # 192 rows meets more masked tiles of keys.
     short = causal and keys < 8192
     if not values:
         few = short or width > 128 or (causal and width <= 64)
-        return Config(128, 2, 2, 2 if few else 3, False)
+        return Config(128, 2, 2 if few else 3, False)
     if width <= 64:
-        return Config(128, 2, 2, 2, True) if short or moments else Config(128, 2, 2, 3, False)
+        if short or moments:
+            return Config(128, 2, 2, True, not statistics)
+        return Config(128, 2, 3, statistics, statistics)
     if width <= 128:
-        return Config(128, 3, 2, 2, moments)
-    return Config(64, 2, 2, 2, False)
+        return Config(128, 2, 2, statistics, statistics)
+    early = not causal and not statistics
+    return Config(64, 2, 2, early, early)
 
 
 def forward(
@@ -75,6 +80,7 @@ def forward(
         max(d, v),
         keys,
         values=out is not None,
+        statistics=statistics,
         moments=moments,
         causal=settings.right is not None,
     )

@@ -18,8 +18,8 @@ FIRST_STAGE = gl.constexpr(8)  # one a stage of keys, then one a stage of values
 @aggregate
 class Pipe:
     q: gl.shared_memory_descriptor  # [CONSUMERS, 1, 1, 64, D]
-    k: gl.shared_memory_descriptor  # [KEY_STAGES, 1, 1, KEYS, D]
-    v: gl.shared_memory_descriptor  # [VALUE_STAGES, 1, 1, KEYS, V]
+    k: gl.shared_memory_descriptor  # [STAGES, 1, 1, KEYS, D]
+    v: gl.shared_memory_descriptor  # [STAGES, 1, 1, KEYS, V]
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
@@ -43,16 +43,16 @@ def new_pipe(plan, q_desc, k_desc, v_desc):
     KEYS: gl.constexpr = plan.KEYS
     CONSUMERS: gl.constexpr = plan.CONSUMERS
     q = gl.allocate_shared_memory(plan.dtype, [CONSUMERS, 1, 1, 64, D], q_desc.layout)
-    k = gl.allocate_shared_memory(plan.dtype, [plan.KEY_STAGES, 1, 1, KEYS, D], k_desc.layout)
-    v = gl.allocate_shared_memory(plan.dtype, [plan.VALUE_STAGES, 1, 1, KEYS, V], v_desc.layout)
+    k = gl.allocate_shared_memory(plan.dtype, [plan.STAGES, 1, 1, KEYS, D], k_desc.layout)
+    v = gl.allocate_shared_memory(plan.dtype, [plan.STAGES, 1, 1, KEYS, V], v_desc.layout)
     return Pipe(
         q,
         k,
         v,
         new_barriers(1, 1),
         new_barriers(1, CONSUMERS),
-        new_barriers(plan.KEY_STAGES, 1),
-        new_barriers(plan.VALUE_STAGES, 1),
+        new_barriers(plan.STAGES, 1),
+        new_barriers(plan.STAGES, 1),
     )
 
 
@@ -66,18 +66,18 @@ def new_barriers(number: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit
 def wait_for_keys(pipe, step, plan):
-    _wait_for(pipe.k_full, step, plan.KEY_STAGES)
+    _wait_for(pipe.k_full, step, plan)
 
 
 @gluon.jit
 def wait_for_values(pipe, step, plan):
-    _wait_for(pipe.v_full, step, plan.VALUE_STAGES)
+    _wait_for(pipe.v_full, step, plan)
 
 
 @gluon.jit
-def _wait_for(full, step, STAGES: gl.constexpr):
+def _wait_for(full, step, plan):
     """The buffer of a step is full when its barrier has turned over once more."""
-    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    mbarrier.wait(full.index(step % plan.STAGES), (step // plan.STAGES) & 1)
 
 
 @gluon.jit
@@ -99,20 +99,19 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
                 tma.async_copy_global_to_shared(q_desc, place, full, pipe.q.index(part))
             for j in range(tile.start, tile.stop):
                 place = [tile.batch, key_head, tile.first_key + j * plan.KEYS, 0]
-                _fill(k_desc, place, pipe.k, pipe.k_full, step, plan.KEY_STAGES, 0, plan)
+                _fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
                 if plan.VALUES:
-                    stages = plan.VALUE_STAGES
-                    _fill(v_desc, place, pipe.v, pipe.v_full, step, stages, plan.KEY_STAGES, plan)
+                    _fill(v_desc, place, pipe.v, pipe.v_full, step, FIRST_STAGE + plan.STAGES, plan)
                 step += 1
             turn += 1
 
 
 @gluon.jit
-def _fill(desc, place, buffers, full, step, STAGES: gl.constexpr, BEFORE: gl.constexpr, plan):
-    stage = step % STAGES
-    if step >= STAGES:  # once around, every buffer has to be handed back first
+def _fill(desc, place, buffers, full, step, FIRST: gl.constexpr, plan):
+    stage = step % plan.STAGES
+    if step >= plan.STAGES:  # once around, every buffer has to be handed back first
         layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-        number = gl.full([32], 0, gl.int32, layout) + (stage + FIRST_STAGE + BEFORE)
+        number = gl.full([32], 0, gl.int32, layout) + (stage + FIRST)
         named_barrier(number, handed_back("sync", plan.CONSUMERS))
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, place, full.index(stage), buffers.index(stage))
@@ -121,13 +120,13 @@ def _fill(desc, place, buffers, full, step, STAGES: gl.constexpr, BEFORE: gl.con
 @gluon.jit
 def hand_back_keys(step, plan):
     """A consumer has read the keys of a step."""
-    number = one_per_thread() + (step % plan.KEY_STAGES + FIRST_STAGE)
+    number = one_per_thread() + (step % plan.STAGES + FIRST_STAGE)
     named_barrier(number, handed_back("arrive", plan.CONSUMERS))
 
 
 @gluon.jit
 def hand_back_values(step, plan):
-    number = one_per_thread() + (step % plan.VALUE_STAGES + FIRST_STAGE + plan.KEY_STAGES)
+    number = one_per_thread() + (step % plan.STAGES + FIRST_STAGE + plan.STAGES)
     named_barrier(number, handed_back("arrive", plan.CONSUMERS))
 
 

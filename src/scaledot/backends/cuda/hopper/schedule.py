@@ -16,11 +16,11 @@ class Plan:
     D: gl.constexpr  # width of query and key in shared memory, a power of two
     V: gl.constexpr  # of value
     KEYS: gl.constexpr  # of a tile
-    KEY_STAGES: gl.constexpr  # tiles of keys in shared memory
-    VALUE_STAGES: gl.constexpr
+    STAGES: gl.constexpr  # tiles of keys, and of values, in shared memory
     CONSUMERS: gl.constexpr  # warpgroups that compute
     ROWS: gl.constexpr  # of a tile: 64 a consumer
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
+    EARLY: gl.constexpr  # P V is awaited before the exponentials, not after
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
     MOMENTS: gl.constexpr
@@ -41,10 +41,10 @@ class Plan:
         D,
         V,
         KEYS,
-        KEY_STAGES,
-        VALUE_STAGES,
+        STAGES,
         CONSUMERS,
         TURNS,
+        EARLY,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -62,11 +62,11 @@ class Plan:
         self.D = gl.constexpr(D)
         self.V = gl.constexpr(V)
         self.KEYS = gl.constexpr(KEYS)
-        self.KEY_STAGES = gl.constexpr(KEY_STAGES)
-        self.VALUE_STAGES = gl.constexpr(VALUE_STAGES)
+        self.STAGES = gl.constexpr(STAGES)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.ROWS = gl.constexpr(64 * CONSUMERS)
         self.TURNS = gl.constexpr(TURNS)
+        self.EARLY = gl.constexpr(EARLY)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)

@@ -60,13 +60,28 @@ def no_sums(scores):
     return Sums(low, low, nothing, nothing, nothing, nothing, nothing)
 
 
-@gluon.jit
-def add_tile(s, sums, visible, before, scale, plan, MASKED: gl.constexpr):
-    """The sums with one more tile of scores; alpha; P in the type of the values.
+@aggregate
+class Move:
+    """Where a tile of scores moves the pivot."""
 
-    Hidden scores are -inf, and `visible` says which they are. before: a quarter of the keys that
-    the row has met so far.
-    """
+    m: gl.tensor  # [64], as all
+    pivot: gl.tensor
+    base: gl.tensor  # the pivot, 0 while it is -inf
+    d: gl.tensor  # old pivot - new
+    alpha: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, m, pivot, base, d, alpha):
+        self.m = m
+        self.pivot = pivot
+        self.base = base
+        self.d = d
+        self.alpha = alpha
+
+
+@gluon.jit
+def move_pivot(s, sums, scale, MASKED: gl.constexpr):
+    """Hidden scores are -inf."""
     m = gl.maximum(sums.m, gl.convert_layout(row_max(s), sums.m.type.layout))
     top = m * scale
     pivot = gl.where(top - sums.pivot > SLACK, top, sums.pivot)
@@ -74,16 +89,24 @@ def add_tile(s, sums, visible, before, scale, plan, MASKED: gl.constexpr):
     if MASKED:
         base = gl.where(pivot == -INFINITY, 0.0, pivot)  # nothing seen yet: -inf - -inf is NaN
     d = gl.where(sums.pivot == -INFINITY, 0.0, sums.pivot - base)
-    alpha = gl.exp2(d)
-    u = s * scale - by_row(base, s)
+    return Move(m, pivot, base, d, gl.exp2(d))
+
+
+@gluon.jit
+def add_tile(s, sums, move, visible, before, scale, plan, MASKED: gl.constexpr):
+    """The sums with one more tile of scores, and P in the type of the values.
+
+    `visible` says which scores are not hidden. before: a quarter of the keys that the row has met.
+    """
+    u = s * scale - by_row(move.base, s)
     p = gl.exp2(u)
-    factor = by_row(alpha, sums.l)
+    factor = by_row(move.alpha, sums.l)
     w = sums.w
     p2 = sums.p2
     a = sums.a
     b = sums.b
     if plan.STATISTICS:
-        shift = by_row(d, sums.l)
+        shift = by_row(move.d, sums.l)
         if MASKED:
             u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
         w = (w + shift * sums.l) * factor + fold(p * u)
@@ -92,7 +115,7 @@ def add_tile(s, sums, visible, before, scale, plan, MASKED: gl.constexpr):
             b = b + shift * (2.0 * a + before * shift) + fold(u * u)
             a = a + before * shift + fold(u)
     l = sums.l * factor + fold(p)
-    return Sums(m, pivot, l, w, p2, a, b), alpha, narrow(p, plan.dtype)
+    return Sums(move.m, move.pivot, l, w, p2, a, b), narrow(p, plan.dtype)
 
 
 @gluon.jit

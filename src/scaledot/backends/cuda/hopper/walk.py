@@ -20,7 +20,15 @@ from scaledot.backends.cuda.hopper.pipeline import (
     wait_turn,
 )
 from scaledot.backends.cuda.hopper.schedule import Call
-from scaledot.backends.cuda.hopper.softmax import INFINITY, add_tile, bend, by_row, no_sums, rescale
+from scaledot.backends.cuda.hopper.softmax import (
+    INFINITY,
+    add_tile,
+    bend,
+    by_row,
+    move_pivot,
+    no_sums,
+    rescale,
+)
 
 
 @aggregate
@@ -51,7 +59,7 @@ class Rows:
     def start_scores(self, step):
         """S = Q K^T of a step whose keys are there, on its way."""
         plan = self.call.plan
-        k = self.pipe.k.index(step % plan.KEY_STAGES).reshape([plan.KEYS, plan.D]).permute((1, 0))
+        k = self.pipe.k.index(step % plan.STAGES).reshape([plan.KEYS, plan.D]).permute((1, 0))
         return warpgroup_mma(self.q, k, self.zero, use_acc=False, is_async=True)
 
     @gluon.jit
@@ -67,7 +75,7 @@ class Rows:
         """[KEYS, V] of a step."""
         plan = self.call.plan
         wait_for_values(self.pipe, step, plan)
-        return self.pipe.v.index(step % plan.VALUE_STAGES).reshape([plan.KEYS, plan.V])
+        return self.pipe.v.index(step % plan.STAGES).reshape([plan.KEYS, plan.V])
 
     @gluon.jit
     def seen(self, s, j, MASKED: gl.constexpr):
@@ -85,15 +93,24 @@ class Rows:
         return s, visible
 
     @gluon.jit
-    def add(self, s, sums, j, MASKED: gl.constexpr):
-        """The sums with key tile j; alpha; P in 16 bits."""
+    def move(self, s, sums, MASKED: gl.constexpr):
+        return move_pivot(s, sums, scale_of(self.call), MASKED)
+
+    @gluon.jit
+    def add(self, s, visible, sums, move, j, MASKED: gl.constexpr):
+        """The sums with key tile j; P in 16 bits."""
         plan = self.call.plan
-        s, visible = self.seen(s, j, MASKED)
         before = j * (plan.KEYS // 4) * 1.0  # a quarter of the keys that the row has met
         if MASKED or plan.LEFT:
             met = gl.maximum(gl.minimum(self.high, j * plan.KEYS) - self.low, 0)
             before = by_row(met.to(gl.float32) * 0.25, sums.l)
-        return add_tile(s, sums, visible, before, scale_of(self.call), plan, MASKED)
+        return add_tile(s, sums, move, visible, before, scale_of(self.call), plan, MASKED)
+
+    @gluon.jit
+    def measure(self, s, sums, j, MASKED: gl.constexpr):
+        """All of the softmax of key tile j: its sums and P."""
+        s, visible = self.seen(s, j, MASKED)
+        return self.add(s, visible, sums, self.move(s, sums, MASKED), j, MASKED)
 
     @gluon.jit
     def first_score(self, s, j):
@@ -136,20 +153,20 @@ def measure_keys(rows, tile, step):
     j = tile.start
     s = rows.scores(step)
     first = rows.first_score(s, j)
-    sums, _, _ = rows.add(s, no_sums(rows.zero), j, True)
+    sums, _ = rows.measure(s, no_sums(rows.zero), j, True)
     step += 1
     j += 1
     if rows.call.plan.LEFT:
         while j < tile.full_start:
-            sums, _, _ = rows.add(rows.scores(step), sums, j, True)
+            sums, _ = rows.measure(rows.scores(step), sums, j, True)
             step += 1
             j += 1
     while j < tile.full_stop:
-        sums, _, _ = rows.add(rows.scores(step), sums, j, False)
+        sums, _ = rows.measure(rows.scores(step), sums, j, False)
         step += 1
         j += 1
     while j < tile.stop:
-        sums, _, _ = rows.add(rows.scores(step), sums, j, True)
+        sums, _ = rows.measure(rows.scores(step), sums, j, True)
         step += 1
         j += 1
     mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
@@ -166,8 +183,7 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
     j = tile.start
     s = rows.scores(step)
     first = rows.first_score(s, j)
-    sums = no_sums(rows.zero)
-    sums, _, p = rows.add(s, sums, j, True)
+    sums, p = rows.measure(s, no_sums(rows.zero), j, True)
     p = gl.convert_layout(p, p_layout)
     acc = gl.zeros([64, plan.V], gl.float32, o_layout)
     step += 1
@@ -208,11 +224,15 @@ def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.const
     s, acc = warpgroup_mma_wait(1, deps=[s, acc])
     hand_back_keys(step, plan)
 
-    sums, alpha, fresh = rows.add(s, sums, j, MASKED)
-
+    s, visible = rows.seen(s, j, MASKED)
+    move = rows.move(s, sums, MASKED)
+    if not plan.EARLY:
+        sums, fresh = rows.add(s, visible, sums, move, j, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
-    acc = rescale(acc, alpha, plan.V)
+    acc = rescale(acc, move.alpha, plan.V)
+    if plan.EARLY:
+        sums, fresh = rows.add(s, visible, sums, move, j, MASKED)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
 
