@@ -10,6 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
+from scaledot.backends.cuda.launching import run_again
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.backends.layout import is_regular
@@ -197,12 +198,13 @@ def _launch(
 
     A kernel depends on its constants, on the types and on whether addresses are multiples of 16.
     """
-    kinds = tuple((t.dtype, t.data_ptr() % 16 == 0) for t in arguments[:TENSORS])
-    key = (tensors[0].device.index, tensors[0].dtype, kinds, constants)
+    device = tensors[0].device.index
+    kinds = [(t.dtype, t.data_ptr() % 16 == 0) for t in arguments[:TENSORS]]
+    key = (device, tensors[0].dtype, *kinds, constants)
     kernel = _compiled.get(key)
     if kernel is not None:
-        described = (Described(t, list(t.shape), _steps(t)) for t in tensors)
-        kernel[(programs, 1, 1)](*described, *arguments, *constants)
+        described = [Described(t, list(t.shape), _steps(t)) for t in tensors]
+        run_again(kernel, programs, device, (*described, *arguments, *constants))
         return
     described = [
         TensorDescriptor(t, list(t.shape), _steps(t), [1, 1, *block], _layout(*block, t.dtype))
