@@ -133,6 +133,7 @@ def _rank(folder: Path, rank: int) -> None:
     try:
         _run(folder, rank)
     except BaseException:
+        sys.stdout.flush()  # what was printed before comes first
         traceback.print_exc()
         status = 1
     sys.stdout.flush()

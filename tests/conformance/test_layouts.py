@@ -230,3 +230,17 @@ def test_reads_stay_inside_the_views():
         )
         assert_agrees(wet, **keywords)
     assert_agrees(wet, attn_mask=wet_mask)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_gradients_lie_as_their_tensors_do(traced):
+    """Heads that are views of [B, T, 3, H, D]: what made them takes the gradient without a copy."""
+    fused = torch.randn(2, 9, 3, 4, 8)
+    tensors = [part.transpose(1, 2).requires_grad_() for part in fused.unbind(2)]
+    attend = scaledot.attention_with_vitals
+    if traced:
+        torch._dynamo.reset()
+        attend = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    out, _ = attend(*tensors, is_causal=True)
+    for grad in torch.autograd.grad(out, tensors, torch.randn(out.shape)):
+        assert grad.transpose(1, 2).is_contiguous()

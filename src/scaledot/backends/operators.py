@@ -6,6 +6,7 @@ of `Settings`.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -263,11 +264,17 @@ def _laid_out(grad: Tensor, tensor: Tensor) -> Tensor:
     A head is often a view of [B, T, H, D]; a gradient laid out as [B, H, T, D] would be copied to
     get there and copied again on the way back.
     """
-    place = torch.empty_like(tensor)
-    steps = zip(grad.shape, grad.stride(), place.stride(), strict=True)
-    if grad.dtype == place.dtype and all(n == 1 or a == b for n, a, b in steps):
+    shape, dtype = tensor.shape, tensor.dtype
+    if grad.dtype == dtype and _same_steps(shape, grad.stride(), tensor.stride()):
         return grad
-    return place.copy_(grad)
+    return torch.empty_like(tensor).copy_(grad)
+
+
+@functools.lru_cache(4096)
+def _same_steps(shape: torch.Size, found: tuple[int, ...], of_tensor: tuple[int, ...]) -> bool:
+    """Whether these are the strides of a new tensor like the one with those; 1 entry has none."""
+    like = torch.empty_like(torch.empty_strided(shape, of_tensor, device="meta")).stride()
+    return all(n == 1 or a == b for n, a, b in zip(shape, found, like, strict=True))
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -21,11 +21,22 @@ class Key(NamedTuple):
     phase: Phase
 
 
+class Numbers(NamedTuple):
+    """Vitals as `Vitals.packed` has them, [fields, batch, heads]: taken apart only when merged."""
+
+    floats: Tensor
+    counts: Tensor
+
+    def over_batch(self) -> "Numbers":
+        """[fields, heads]"""
+        return Numbers(*Vitals.unpacked(*self).over_batch().packed())
+
+
 class Gathering:
     """Calls of the step that is running: batches, micro-batches, layers that run twice."""
 
     def __init__(self) -> None:
-        self._calls: dict[Key, list[Vitals]] = {}
+        self._calls: dict[Key, list[Numbers]] = {}
         self._streams: set[torch.cuda.Stream] = set()  # on which calls were measured
 
     def __bool__(self) -> bool:
@@ -34,7 +45,7 @@ class Gathering:
     def add(self, layer: str, phase: Phase, vitals: Vitals, heads: int) -> None:
         """vitals of any leading shape whose last dimension counts heads (or batch times heads)."""
         floats, counts = vitals.packed()
-        rows = Vitals.unpacked(
+        rows = Numbers(
             floats.detach().reshape(len(floats), -1, heads),
             counts.detach().reshape(len(counts), -1, heads),
         )
@@ -43,9 +54,8 @@ class Gathering:
         calls = self._calls.setdefault(Key(layer, phase), [])
         calls.append(rows)
         if len(calls) >= MERGE_AT:
-            merged = _joined(calls, 0).over_batch()
-            floats, counts = merged.packed()
-            self._calls[Key(layer, phase)] = [Vitals.unpacked(floats[:, None], counts[:, None])]
+            merged = _joined(calls, 1).over_batch()
+            self._calls[Key(layer, phase)] = [Numbers(*(part[:, None] for part in merged))]
 
     def close(self, step: int) -> "list[Waiting]":
         """Everything gathered, on its way to the host; the next step begins empty."""
@@ -53,12 +63,12 @@ class Gathering:
         streams, self._streams = self._streams, set()
         for stream in streams:
             _join(stream, calls)
-        layers = {key: _joined(parts, 0) for key, parts in calls.items()}
+        layers = {key: _joined(parts, 1) for key, parts in calls.items()}
         # Layers of equal batch are merged side by side, as if they were one with many heads:
         # a merge costs some hundred small operators whatever its width.
         alike: dict[Any, list[Key]] = {}
-        for key, vitals in layers.items():
-            alike.setdefault((vitals.shape[0], vitals.entropy.device), []).append(key)
+        for key, one in layers.items():
+            alike.setdefault((one.floats.shape[1], one.floats.device), []).append(key)
         return [_send(step, {key: layers[key] for key in keys}) for keys in alike.values()]
 
 
@@ -81,7 +91,7 @@ class Waiting:
         """Waits where the numbers are not here yet."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        floats, counts = Vitals.unpacked(self.floats, self.counts).over_batch().packed()
+        floats, counts = Numbers(self.floats, self.counts).over_batch()
         heads = list(self.heads.values())
         parts = zip(self.heads, floats.split(heads, 1), counts.split(heads, 1), strict=True)
         return [
@@ -97,18 +107,17 @@ class Waiting:
         ]
 
 
-def _send(step: int, layers: dict[Key, Vitals]) -> Waiting:
-    heads = {key: vitals.shape[-1] for key, vitals in layers.items()}
-    together = _joined(list(layers.values()), 1)
+def _send(step: int, layers: dict[Key, Numbers]) -> Waiting:
+    heads = {key: one.floats.shape[-1] for key, one in layers.items()}
+    floats, counts = together = _joined(list(layers.values()), 2)
     arrived = None
-    floats, counts = together.packed()
     if not floats.is_cuda or floats.numel() + counts.numel() > SENT_AS_THEY_ARE:
-        merged = together.over_batch()
-        floats, counts = (numbers[:, None] for numbers in merged.packed())
+        floats, counts = (part[:, None] for part in together.over_batch())
     if floats.is_cuda:
+        stream = torch.cuda.current_stream(floats.device)
         floats, counts = _to_host(floats), _to_host(counts)
         arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(together.entropy.device))
+        arrived.record(stream)
     return Waiting(step, time.time(), heads, floats, counts, arrived)
 
 
@@ -118,21 +127,21 @@ def _to_host(numbers: Tensor) -> Tensor:
     return pinned.copy_(numbers, non_blocking=True)
 
 
-def _join(stream: torch.cuda.Stream, calls: dict[Key, list[Vitals]]) -> None:
+def _join(stream: torch.cuda.Stream, calls: dict[Key, list[Numbers]]) -> None:
     """What was measured on a stream of the user's is merged on the one that is current now."""
     current = torch.cuda.current_stream(stream.device)
     if stream == current:
         return
     current.wait_stream(stream)
-    for vitals in (one for parts in calls.values() for one in parts):
-        if vitals.entropy.device == stream.device:
+    for one in (one for parts in calls.values() for one in parts):
+        if one.floats.device == stream.device:
             # Memory belongs to the stream that asked for it, and would go back to it too soon.
-            for numbers in vitals.packed():
-                numbers.record_stream(current)
+            for part in one:
+                part.record_stream(current)
 
 
-def _joined(parts: list[Vitals], dim: int) -> Vitals:
+def _joined(parts: list[Numbers], dim: int) -> Numbers:
     if len(parts) == 1:
         return parts[0]
-    floats, counts = zip(*(part.packed() for part in parts), strict=True)
-    return Vitals.unpacked(torch.cat(floats, dim + 1), torch.cat(counts, dim + 1))
+    floats, counts = zip(*parts, strict=True)
+    return Numbers(torch.cat(floats, dim), torch.cat(counts, dim))

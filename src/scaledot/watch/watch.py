@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
@@ -512,9 +512,10 @@ def _undisturbed() -> Iterator[None]:
     A dispatch mode would count our operators as the model's; selective checkpointing would even
     hand their results to the model.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch._C.DisableTorchFunction())
-        if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(_disable_current_modes())
+    modes = torch._C._len_torch_dispatch_stack()
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes() if modes else nullcontext(),
+    ):
         yield

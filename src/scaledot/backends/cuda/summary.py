@@ -19,6 +19,7 @@ some row does not count, the second launch reads the entries of query and key it
 another row is broken too (finite entries, a score that overflowed) the moments are NaN.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -81,8 +82,7 @@ def summarise(
     the number of rows that these are of. squares [B, H, Q]: the sum of squares of each query.
     """
     query, key = inputs.query, inputs.key
-    batch, heads, queries, width = query.shape
-    groups, keys = key.shape[1], key.shape[2]
+    batch, heads = query.shape[:2]
     packed = inputs.cu_seqlens_q is not None
     given = head_moments is not None
     assert statistics.is_contiguous()
@@ -94,64 +94,103 @@ def summarise(
     counts = query.new_empty((len(COUNT_FIELDS), entries, heads), dtype=torch.int64)
     if not counts.numel():
         return floats, counts
-
-    width_block = _power_of_two(width)
-    square_rows = min(max(ENTRIES // width_block, 1), ROWS)
-    sharing = entries if packed else 1  # sequences of one batch entry
-    row_chunks = _chunks(queries, ROWS, sharing)
-    read = not given and squares is None
-    query_chunks = _chunks(queries, square_rows * TILES, sharing) if read else 0
-    key_chunks = 0 if given else _chunks(keys, square_rows * TILES, sharing)
-    row_programs = entries * heads * row_chunks
-    query_programs = entries * heads * query_chunks
-    key_programs = entries * groups * key_chunks
+    read = not given and squares is None  # the query
+    cut = _cut(query.shape, key.shape, entries if packed else None, given, read)
+    parts = query.new_empty(cut.parts, dtype=torch.float64)
+    end = cut.row_programs * FIELDS.value
     shared: dict[str, Any] = {
         "statistics_ptr": statistics,
-        "row_parts_ptr": query.new_empty((row_programs, FIELDS.value), dtype=torch.float64),
-        "query_parts_ptr": query.new_empty((query_programs, 2), dtype=torch.float64),
-        "key_parts_ptr": query.new_empty((key_programs, 2), dtype=torch.float64),
+        "row_parts_ptr": parts,
+        "query_parts_ptr": parts[end:],
+        "key_parts_ptr": parts[end + 2 * cut.query_programs :],
         "query_ptr": query,
         "key_ptr": key,
         "squares_ptr": squares,
         "cu_seqlens_q_ptr": inputs.cu_seqlens_q,
-        "batch": batch,
-        "heads": heads,
-        "groups": groups,
-        "queries": queries,
-        "keys": keys,
-        "width": width,
-        "row_chunks": row_chunks,
-        "query_chunks": query_chunks,
-        "key_chunks": key_chunks,
+        **cut.shared,
         **strides("q", query, "bhmd"),
         **strides("k", key, "bhnd"),
-        "MOMENTS_GIVEN": given,
-        "WIDTH": width_block,
     }
     measured: dict[str, Any] = {
         "sinks_ptr": inputs.sinks,
         "cu_seqlens_k_ptr": inputs.cu_seqlens_k,
         "key_lengths_ptr": inputs.key_lengths,
-        "row_programs": row_programs,
-        "query_programs": query_programs,
+        **cut.measured,
         **strides("sink_", inputs.sinks, "bh"),
-        "SQUARE_ROWS": square_rows,
-        "ROWS": ROWS,
     }
     combined: dict[str, Any] = {
         "head_moments_ptr": head_moments,
         "floats_ptr": floats,
         "counts_ptr": counts,
-        "entries": entries,
-        "SQUARE_ROWS": max(square_rows // 4, 1),
-        "ROW_CHUNKS": _power_of_two(row_chunks),
-        "QUERY_CHUNKS": _power_of_two(query_chunks),
-        "KEY_CHUNKS": _power_of_two(key_chunks),
+        **cut.combined,
     }
-    programs = row_programs + query_programs + key_programs
+    programs = cut.row_programs + cut.query_programs + cut.key_programs
     launch(_measure_chunks, programs, query, shared | measured, num_warps=4)
     launch(_combine_chunks, entries * heads, query, shared | combined, num_warps=1)
     return floats, counts
+
+
+class Cut(NamedTuple):
+    """How the work is shared out, as kernels take it."""
+
+    row_programs: int
+    query_programs: int
+    key_programs: int
+    parts: int  # numbers that the first launch leaves
+    shared: dict[str, Any]
+    measured: dict[str, Any]
+    combined: dict[str, Any]
+
+
+@functools.lru_cache(4096)
+def _cut(query: torch.Size, key: torch.Size, sequences: int | None, given: bool, read: bool) -> Cut:
+    """sequences: packed ones. given: moments of whole heads; read: the entries of the query too."""
+    batch, heads, queries, width = query
+    groups, keys = key[1:3]
+    entries = batch if sequences is None else sequences
+    width_block = _power_of_two(width)
+    square_rows = min(max(ENTRIES // width_block, 1), ROWS)
+    sharing = sequences or 1  # one batch entry
+    row_chunks = _chunks(queries, ROWS, sharing)
+    query_chunks = _chunks(queries, square_rows * TILES, sharing) if read else 0
+    key_chunks = 0 if given else _chunks(keys, square_rows * TILES, sharing)
+    row_programs = entries * heads * row_chunks
+    query_programs = entries * heads * query_chunks
+    key_programs = entries * groups * key_chunks
+    # Starts are even, so that every pointer is a multiple of 16 bytes.
+    assert FIELDS.value % 2 == 0
+    return Cut(
+        row_programs,
+        query_programs,
+        key_programs,
+        row_programs * FIELDS.value + 2 * (query_programs + key_programs),
+        {
+            "batch": batch,
+            "heads": heads,
+            "groups": groups,
+            "queries": queries,
+            "keys": keys,
+            "width": width,
+            "row_chunks": row_chunks,
+            "query_chunks": query_chunks,
+            "key_chunks": key_chunks,
+            "MOMENTS_GIVEN": given,
+            "WIDTH": width_block,
+        },
+        {
+            "row_programs": row_programs,
+            "query_programs": query_programs,
+            "SQUARE_ROWS": square_rows,
+            "ROWS": ROWS,
+        },
+        {
+            "entries": entries,
+            "SQUARE_ROWS": max(square_rows // 4, 1),
+            "ROW_CHUNKS": _power_of_two(row_chunks),
+            "QUERY_CHUNKS": _power_of_two(query_chunks),
+            "KEY_CHUNKS": _power_of_two(key_chunks),
+        },
+    )
 
 
 def _power_of_two(size: int) -> int:

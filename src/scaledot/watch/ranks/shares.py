@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from torch import distributed as dist
 from torch import nn
 
 # The projection of the queries, alone or fused with others, under the names that models use.
@@ -34,7 +35,7 @@ WHOLE = Share()
 def share_of(running: Sequence[nn.Module], heads: int) -> Share:
     """running: the modules around the call, the innermost first; heads: of the call."""
     tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor is None:
+    if tensor is None or not dist.is_initialized():
         return WHOLE  # nobody has made a DTensor
     for module in running[:FURTHEST]:
         for name, weight in _query_weights(module):
