@@ -94,7 +94,10 @@ def forward(
         out.zero_()  # tokens of no sequence
     sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
     strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
-    key_bytes = keys * (d + v) * 2 * groups // heads  # of one head; those of a group share
+    section = 1
+    if settings.right is not None and not packed:
+        key_bytes = keys * (d + v) * 2 * groups // heads  # of one head; those of a group share
+        section = section_size(batch * heads, blocks, programs, key_bytes)
     arguments = (
         lse if out is None else out,
         lse,
@@ -120,7 +123,7 @@ def forward(
         min(settings.left or 0, FARTHEST),
         min(settings.right or 0, FARTHEST),
         int(settings.bottom_right),
-        section_size(batch * heads, blocks, programs, key_bytes),
+        section,
     )
     constants = (
         d,
@@ -151,7 +154,7 @@ def section_size(heads: int, blocks: int, programs: int, key_bytes: int) -> int:
     As many as the cache holds, at least two rounds of tiles; or somewhat fewer, where all programs
     then get the same share of the work.
     """
-    most = max(CACHE_BYTES // key_bytes, -(-2 * programs // blocks))
+    most = max(CACHE_BYTES // max(key_bytes, 1), -(-2 * programs // blocks))
     fewest = -(-heads // most)  # sections
     if fewest <= 1:
         return heads
