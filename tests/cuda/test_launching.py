@@ -89,13 +89,22 @@ def test_devices_options_and_kernels_are_told_apart():
 class Compiled:
     """As Triton's: called with a grid of three and every argument in order."""
 
-    packed_metadata = ()
+    packed_metadata = "metadata"
+    function = "function"
 
     def __init__(self):
         self.launches = []
 
     def __getitem__(self, grid):
         return lambda *values: self.launches.append((grid, values))
+
+    def run(self, x, y, z, stream, function, packed, launch, enter, leave, *values):
+        assert (stream, function, packed) == (STREAM, "function", "metadata")
+        assert launch is enter is leave is None
+        self.launches.append(((x, y, z), values))
+
+
+STREAM = 1234
 
 
 class Counting(jit.JITFunction):
@@ -109,11 +118,16 @@ class Counting(jit.JITFunction):
 @pytest.fixture
 def counting(monkeypatch):
     monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(launching, "_launched", {})
+    stream = {NUMBERS.device.index: STREAM}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream.get, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: NUMBERS.device.index)
     return Counting(body)
 
 
-def test_a_kernel_is_searched_for_once(counting):
+@pytest.mark.parametrize("known", [False, True])
+def test_a_kernel_is_searched_for_once(counting, monkeypatch, known):
+    monkeypatch.setattr(launching, "KNOWN", known)
     for programs in (3, 5, 7):
         launching.launch(counting, programs, NUMBERS, VARIANTS["the same"], num_warps=4)
     assert counting.searches == [((3,), {**VARIANTS["the same"], "num_warps": 4})]
@@ -123,10 +137,28 @@ def test_a_kernel_is_searched_for_once(counting):
 
 
 def test_hooks_before_a_launch_are_called_each_time(counting):
+    for _ in range(3):
+        launching.launch(counting, 3, NUMBERS, VARIANTS["the same"])
+    assert len(counting.searches) == 1
     counting.add_pre_run_hook(lambda *args, **kwargs: None)
     for _ in range(2):
         launching.launch(counting, 3, NUMBERS, VARIANTS["the same"])
-    assert len(counting.searches) == 2
+    assert len(counting.searches) == 3
+
+
+def test_a_profiler_is_told_of_every_launch(counting, monkeypatch):
+    for _ in range(2):
+        launching.launch(counting, 3, NUMBERS, VARIANTS["the same"])
+    (compiled,) = launching._compiled.values()
+    monkeypatch.setattr(compiled, "run", None)  # not past the hooks
+    hook = launching.knobs.runtime.launch_enter_hook
+    tell = print
+    hook.add(tell)
+    try:
+        launching.launch(counting, 5, NUMBERS, VARIANTS["the same"])
+    finally:
+        hook.remove(tell)
+    assert [grid for grid, _ in compiled.launches] == [(3, 1, 1), (5, 1, 1)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -47,7 +47,7 @@ def _launch_again(
     same: list[Any] = [kernel, device, *options.items()]
     _note(arguments.values(), same)
     launched = tuple(same)
-    compiled = _launched.get(launched)
+    compiled = None if kernel.pre_run_hooks else _launched.get(launched)
     if compiled is None:
         key = compilation_key(kernel, device, arguments, options)
         compiled = _compiled.get(key)
