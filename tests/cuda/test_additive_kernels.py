@@ -406,3 +406,18 @@ def test_scores_alone_and_empty_calls(device):
 def test_no_width(device, shape):
     """Without width every score is 0, the output a plain mean."""
     assert_right(device, draw(queries=3, keys=5, **shape))
+
+
+def test_a_sequence_is_not_disturbed_by_one_whose_entries_lie_farther_off(device):
+    """Its last tile of rows ends within the other: what is there must not reach its gradients."""
+    first, second = 10, 22
+    tensors = draw(queries=first + second, keys=first + second, heads=1, groups=1, width=8)
+    tensors[0][:, :, :first], tensors[1][:, :, :first] = -4.7, 5.0
+    tensors[0][:, :, first:], tensors[1][:, :, first:] = 10.6, -10.4
+    ends = torch.tensor([0, first, first + second], dtype=torch.int32)
+    problem = problem_of(tensors, device, cu_seqlens=(ends, ends))
+    inputs, out, lse, _ = run(problem)
+    wanted = Wanted(False, False, False, True)
+    grads = backward(inputs, problem.settings, torch.ones_like(out), out, lse, wanted)
+    for grad in (grads.query, grads.key, grads.value, grads.weight):
+        assert grad.isfinite().all()

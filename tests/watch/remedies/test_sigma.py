@@ -119,3 +119,11 @@ def test_a_recomputation_gives_what_its_forward_pass_gave():
 def test_a_model_without_linears_is_refused():
     with pytest.raises(RemedyError, match=r"no nn\.Linear"):
         apply("sigma-reparam", nn.LayerNorm(3))
+
+
+def test_a_model_without_numbers_has_its_shapes():
+    model = made(TinyGPT).eval()
+    apply("sigma-reparam", model)
+    out = model.to("meta")(TOKENS.to("meta"))
+    assert out.is_meta
+    assert out.shape[:2] == TOKENS.shape

@@ -209,7 +209,7 @@ def compute_type(query: Tensor) -> torch.dtype:
 
 def dot_precision(query: Tensor) -> str:
     """How tl.dot multiplies float32; other types have one way only."""
-    if query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+    if query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
     return "ieee"
 

@@ -41,10 +41,18 @@ class Temperature(Rule):
         self.factor = factor
 
     def change(self, given: Arguments) -> Arguments:
-        # From a checkpoint it comes on the host: a copy at every call would make each wait.
-        self.factor = self.factor.to(given.query.device)
-        factor = heads_of(self.factor, given.query)
+        factor = heads_of(self._factor_for(given.query), given.query)
         return given._replace(query=given.query * factor)
+
+    def _factor_for(self, query: Tensor) -> Tensor:
+        """From a checkpoint it comes on the host: a copy at every call would make each wait."""
+        if self.factor.device == query.device:
+            return self.factor
+        if query.is_meta or type(query) not in (Tensor, torch.nn.Parameter):
+            return self.factor.to(query.device)  # without numbers: not to be kept
+        with torch.inference_mode(False):  # what is made under it could not be trained with
+            self.factor = self.factor.to(query.device)
+        return self.factor
 
     def state(self) -> dict[str, Tensor]:
         return {"factor": self.factor}

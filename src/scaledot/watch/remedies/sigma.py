@@ -36,6 +36,8 @@ class SpectralGain(nn.Module):
         self.register_buffer("right", right[0].to(weight.dtype))
 
     def forward(self, weight: Tensor) -> Tensor:
+        if weight.is_meta:  # has no autocast
+            return self._gained(weight)
         # In the weight's own precision: autocast would round sigma to bfloat16, 0.4 % off.
         with torch.autocast(weight.device.type, enabled=False):
             return self._gained(weight)

@@ -91,13 +91,18 @@ def tile_gradients(
         raw = raw_scores(one_of(queries), two_of(keys), distance, zeros, call, place, score)
         grad_p = _products(do_ptr, v_ptr, queries, keys, V, call)
         i, j = queries.places[:, None], keys.places[None, :]
+        inside = queries.inside[:, None]
         lse2, delta = lse2[:, None], delta[:, None]
     else:
         zeros = tl.zeros([keys.places.shape[0], queries.places.shape[0]], call.FLOAT)
         raw = raw_scores(one_of(keys), two_of(queries), distance, zeros, call, place, score)
         grad_p = _products(v_ptr, do_ptr, keys, queries, V, call)
         i, j = queries.places[None, :], keys.places[:, None]
+        inside = queries.inside[None, :]
         lse2, delta = lse2[None, :], delta[None, :]
+    # Rows past the end are another sequence's: farther off than the tile's own, their product of
+    # four may have left float32.
+    raw = tl.where(inside, raw, 0.0)
     if call.LOG_N and ROWS_FIRST:
         factor = factor[:, None]
     elif call.LOG_N:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from scaledot.backends.cuda.additive.units import (
     APART,
@@ -29,7 +30,6 @@ from scaledot.backends.cuda.arguments import (
     padded,
     steps_of,
 )
-from scaledot.backends.cuda.backend import interprets
 from scaledot.backends.cuda.counts import with_counts
 from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.logits import LOG2E, entry
@@ -57,7 +57,7 @@ def describe_score(inputs: Inputs, settings: Settings) -> tuple[Call, Score]:
         stride_weight_b=weights.stride(0) if weights.shape[0] != 1 else 0,
         UNITS=constant(units),
         FACTORED=constant(dtype == torch.float32),
-        PTX=constant(torch.version.cuda is not None and not interprets()),
+        PTX=constant(torch.version.cuda is not None and isinstance(_prepare_kernel, JITFunction)),
     )
     query_programs = query.shape[0] * query.shape[1] * score.query.tokens // PREPARED_TOKENS
     key_programs = key.shape[0] * key.shape[1] * score.key.tokens // PREPARED_TOKENS

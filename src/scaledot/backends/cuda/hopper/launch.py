@@ -147,7 +147,6 @@ def forward(
     return lse, rows, squares
 
 
-@functools.lru_cache(4096)
 def section_size(heads: int, blocks: int, programs: int, key_bytes: int) -> int:
     """Heads that a causal call works on at a time (`Call.place`).
 
@@ -155,11 +154,14 @@ def section_size(heads: int, blocks: int, programs: int, key_bytes: int) -> int:
     then get the same share of the work.
     """
     most = max(CACHE_BYTES // max(key_bytes, 1), -(-2 * programs // blocks))
-    fewest = -(-heads // most)  # sections
-    if fewest <= 1:
-        return heads
+    return _evenest(heads, blocks, programs, -(-heads // most))
+
+
+@functools.lru_cache(4096)
+def _evenest(heads: int, blocks: int, programs: int, fewest: int) -> int:
+    """fewest: sections."""
     sizes = list(dict.fromkeys(-(-heads // n) for n in range(fewest, 2 * fewest)))[:4]
-    if heads * blocks > MOST_DEALT:
+    if len(sizes) == 1 or blocks == 1 or heads * blocks > MOST_DEALT:
         return sizes[0]
     return min(sizes, key=lambda size: _longest(heads, blocks, programs, size))
 
