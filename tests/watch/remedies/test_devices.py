@@ -40,11 +40,21 @@ def test_rows_are_found_whatever_the_default_device():
     assert not found["other"][0].any()
 
 
-def test_a_factor_moves_to_the_queries_once():
-    rule = Temperature(torch.ones(3))
+def test_a_factor_keeps_its_numbers_where_queries_have_none():
+    factor = torch.ones(3)
+    rule = Temperature(factor)
     query = torch.empty(1, 3, 5, 4, device="meta")
     assert rule.change(Arguments(query, query, {})).query.is_meta
+    assert rule.factor is factor
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_factor_moves_to_the_queries_once_and_can_be_trained_with():
+    rule = Temperature(torch.ones(3))
+    query = torch.ones(1, 3, 5, 4, device="cuda", requires_grad=True)
+    with torch.inference_mode():
+        rule.change(Arguments(query, query, {}))
     factor = rule.factor
-    assert factor.is_meta
-    rule.change(Arguments(query, query, {}))
+    assert factor.is_cuda
+    rule.change(Arguments(query, query, {})).query.sum().backward()
     assert rule.factor is factor
