@@ -83,10 +83,13 @@ def _of(series: Series, rows: list[results.Row]) -> list[tuple[tuple[int, bool],
 
 def _heading(rows: list[results.Row], shown: list[Series]) -> list[str]:
     last = max(rows, key=lambda row: row.date)
+    cases = {series.case for series in shown}
+    drawn = sorted((row for row in rows if row.case in cases), key=lambda row: row.date)
+    commits = ", ".join(dict.fromkeys(row.commit for row in drawn))  # cells are measured apart
     title = f"Forward pass on one {last.gpu}, TFLOP/s"
     words = (
         f"Against sequence length; bfloat16, 16k tokens in all, H·D = 2048. torch {last.torch}, "
-        f"cuDNN {last.cudnn}, triton {last.triton}; commit {last.commit}."
+        f"cuDNN {last.cudnn}, triton {last.triton}; {commits}."
     )
     out = [f"<text x='24' y='34' class='title'>{html.escape(title)}</text>"]
     out.append(f"<text x='24' y='54' class='note'>{html.escape(words)}</text>")

@@ -15,13 +15,10 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS
-
 KNOWN = triton.__version__.startswith("3.6.")  # of which we know how it launches
 MOST_KEPT = 8192  # launches that are remembered, each with all of its integers
 
 _compiled: dict[tuple, Any] = {}
-_launched: dict[tuple, Any] = {}  # the same kernels once more, by a key that is made faster
 
 
 def launch(
@@ -44,22 +41,16 @@ def launch(
 def _launch_again(
     kernel: Any, programs: int, device: int, arguments: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    same: list[Any] = [kernel, device, *options.items()]
-    _note(arguments.values(), same)
-    launched = tuple(same)
-    compiled = None if kernel.pre_run_hooks else _launched.get(launched)
-    if compiled is None:
-        key = compilation_key(kernel, device, arguments, options)
-        compiled = _compiled.get(key)
-        if compiled is None or kernel.pre_run_hooks:
-            compiled = kernel[(programs,)](**arguments, **options)
-            if hasattr(compiled, "packed_metadata"):  # not one that is compiled in the background
-                _compiled[key] = compiled
-            return
-        if len(_launched) >= MOST_KEPT:
-            _launched.clear()
-        _launched[launched] = compiled
-    run_again(compiled, programs, device, [arguments[name] for name in kernel.arg_names])
+    key = launch_key(kernel, device, arguments, options)
+    compiled = None if kernel.pre_run_hooks else _compiled.get(key)
+    if compiled is not None:
+        run_again(compiled, programs, device, [arguments[name] for name in kernel.arg_names])
+        return
+    compiled = kernel[(programs,)](**arguments, **options)
+    if hasattr(compiled, "packed_metadata"):  # not one that is compiled in the background
+        if len(_compiled) >= MOST_KEPT:
+            _compiled.clear()
+        _compiled[key] = compiled
 
 
 def run_again(compiled: Any, programs: int, device: int, arguments: Sequence[Any]) -> None:
@@ -78,8 +69,19 @@ def _hooks() -> bool:
     return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
+def launch_key(
+    kernel: Any, device: int, arguments: dict[str, Any], options: dict[str, Any]
+) -> tuple:
+    """Equal only for launches that Triton serves by one compiled kernel.
+
+    Integers stand for themselves: Triton asks less of them, but to find out what takes time.
+    """
+    key: list[Any] = [kernel, device, *options.items()]
+    _note(arguments.values(), key)
+    return tuple(key)
+
+
 def _note(values: Iterable[Any], key: list[Any]) -> None:
-    """All that a compiled kernel may depend on, and the integers themselves."""
     for value in values:
         kind = type(value)
         if kind is int or value is None:
@@ -90,7 +92,7 @@ def _note(values: Iterable[Any], key: list[Any]) -> None:
         elif kind is float:
             key.append(kind)
         elif kind is tl.constexpr:
-            key.append(value.value)
+            key.append((kind, value.value))
         elif isinstance(value, tuple):
             key.append(len(value))
             _note(value, key)
@@ -98,45 +100,3 @@ def _note(values: Iterable[Any], key: list[Any]) -> None:
             _note((value.detach(),), key)
         else:  # bool, str
             key.append((kind, value))
-
-
-def compilation_key(
-    kernel: Any, device: int, arguments: dict[str, Any], options: dict[str, Any]
-) -> tuple:
-    """Equal only for launches that Triton serves by one compiled kernel."""
-    key: list[Any] = [id(kernel), device, *options.items()]
-    for parameter in kernel.params:
-        value = arguments[parameter.name]
-        if parameter.is_constexpr:
-            key.append(value.value if type(value) is tl.constexpr else value)
-        else:
-            _describe((value,), key)
-    return tuple(key)
-
-
-def _describe(values: tuple, key: list[Any]) -> None:
-    """What Triton specialises a kernel for: types, alignment to 16 bytes, some integers."""
-    for value in values:
-        kind = type(value)
-        if kind is int:
-            if value == 1:  # compiled in
-                key.append("one")
-            elif -(2**31) <= value < 2**31:
-                key.append(value & 15 == 0)
-            else:
-                key.append((value & 15 == 0, value < 2**63))
-        elif value is None:
-            key.append(None)
-        elif value is NO_HEADS or value is NO_NUMBERS:  # a third of most calls
-            key.append(kind)
-        elif isinstance(value, tuple):
-            key.append(len(value))
-            _describe(value, key)
-        elif kind is float or kind is bool:
-            key.append(kind)
-        elif kind is tl.constexpr:
-            key.append(kind)
-            key.append(value.value)
-        else:
-            key.append(value.dtype)
-            key.append(value.data_ptr() & 15 == 0)
