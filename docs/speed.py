@@ -88,8 +88,8 @@ def _heading(rows: list[results.Row], shown: list[Series]) -> list[str]:
     commits = ", ".join(dict.fromkeys(row.commit for row in drawn))  # cells are measured apart
     title = f"Forward pass on one {last.gpu}, TFLOP/s"
     words = (
-        f"Against sequence length; bfloat16, 16k tokens in all, H·D = 2048. torch {last.torch}, "
-        f"cuDNN {last.cudnn}, triton {last.triton}; {commits}."
+        f"By sequence length; bfloat16, 16k tokens in all, H·D = 2048; torch {last.torch}, "
+        f"cuDNN {last.cudnn}, triton {last.triton}; commits {commits}."
     )
     out = [f"<text x='24' y='34' class='title'>{html.escape(title)}</text>"]
     out.append(f"<text x='24' y='54' class='note'>{html.escape(words)}</text>")
