@@ -140,17 +140,16 @@ def describe(
 
 
 def _obviously_fine(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
-    """What nearly every call is, found quickly: float tensors of one type on one CPU."""
+    """What nearly every call is, found quickly: float tensors of one type on one device."""
     if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
         return False
-    dtype = query.dtype
+    dtype, device = query.dtype, query.device
     return (
         dtype in FLOAT_TYPES
         and key.dtype is dtype
         and value.dtype is dtype
-        and query.is_cpu
-        and key.is_cpu
-        and value.is_cpu
+        and key.device == device
+        and value.device == device
         and query.dim() > 1
         and key.dim() > 1
         and value.dim() > 1

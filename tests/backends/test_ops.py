@@ -33,3 +33,12 @@ def test_sink_of_minus_infinity_is_no_sink():
     torch.testing.assert_close(out, scaledot.attention(*call))
     assert vitals.off.tolist() == [[0.0, 0.0]]
     assert vitals.nonfinite.tolist() == [[0, 0]]
+
+
+def test_only_the_output_passes_through_autograd():
+    """For every further output of a node, backward makes a tensor of zeros."""
+    call = [torch.randn(1, 2, 7, 5, requires_grad=True) for _ in range(3)]
+    out, vitals = scaledot.attention_with_vitals(*call, per_row=True)
+    assert len(out.grad_fn._input_metadata) == 1
+    assert not vitals.entropy.requires_grad
+    assert not vitals.per_row.lse.requires_grad

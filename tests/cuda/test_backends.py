@@ -15,7 +15,7 @@ from conformance import agreement
 from conformance.calls import call, draw
 
 import scaledot
-from scaledot.backends.cuda import hopper
+from scaledot.backends.cuda import hopper, moments
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.problem import describe
 
@@ -108,6 +108,43 @@ def test_any_call_on_triton(device, seed):
 @pytest.mark.parametrize("seed", range(DRAWN))
 def test_any_call_on_hopper(device, seed):
     assert_call_agrees(hopper_call(seed), device, "hopper")
+
+
+@pytest.fixture
+def _short_calls_count_as_long(monkeypatch):
+    monkeypatch.setattr(hopper, "GRAM_FROM_KEYS", 100)
+    monkeypatch.setattr(moments, "block_for", lambda keys, summed: 256)
+
+
+@needs_hopper
+@pytest.mark.usefixtures("_short_calls_count_as_long")
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_any_call_whose_moments_come_from_blocks(device, seed):
+    c = hopper_call(seed)
+    if seed % 2:  # blocks begin at the first key
+        c = c.with_keywords(window=None)
+    assert_call_agrees(c, device, "hopper")
+
+
+@needs_hopper
+@pytest.mark.usefixtures("_short_calls_count_as_long")
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+def test_moments_from_blocks_are_those_of_the_pass(device, width, is_causal, monkeypatch):
+    torch.manual_seed(0)
+    query, key = (
+        torch.randn(2, 4, 1500, width, device=device, dtype=torch.bfloat16) for _ in range(2)
+    )
+    key += 5.0
+    found = scaledot.vitals(query, key, is_causal=is_causal, backend="hopper")
+    monkeypatch.setattr(hopper, "GRAM_FROM_KEYS", 10**9)
+    summed = scaledot.vitals(query, key, is_causal=is_causal, backend="hopper")
+    for name in ("logit_mean", "logit_std", "row_std"):
+        a, b = getattr(found, name), getattr(summed, name)
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-4)
+        assert not torch.equal(a, b)
+    for name in ("max_logit", "pairs"):
+        assert torch.equal(getattr(found, name), getattr(summed, name))
 
 
 @needs_hopper

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result
-from scaledot.problem import Settings
+from scaledot.problem import Problem, Settings
 
 _TENSORS = (
     "Tensor query, Tensor key, Tensor? value, Tensor? mask, Tensor? head_scale, Tensor? sinks, "
@@ -61,12 +61,15 @@ class Engine(NamedTuple):
     backward: Backward
 
 
-def inputs_of(problem: Any) -> Inputs:
+def inputs_of(problem: Problem) -> Inputs:
     """The tensors of a problem, and a fresh seed where it drops weights out."""
     seed = None
     if problem.settings.dropout_p > 0.0 and problem.value is not None:
         seed = torch.randint(2**62, (), dtype=torch.int64, device=problem.query.device)
-    return Inputs._make([*(getattr(problem, name) for name in Inputs._fields[:-1]), seed])
+    return Inputs._make((*problem[: TENSORS - 1], seed))
+
+
+assert Problem._fields[: TENSORS - 1] == Inputs._fields[:-1]
 
 
 def define(name: str, forward: Forward, backward: Backward, devices: Sequence[str]) -> Engine:
@@ -86,14 +89,22 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
     def bare_forward(
         inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
     ) -> tuple[Tensor, Measured]:
-        with _undisturbed(inputs.query):
+        with _undisturbed(inputs.query, torch.is_grad_enabled() and _has_graph(inputs)):
             out = _new_output(inputs)
             place = None if inputs.value is None else out
             return out, forward(inputs, settings, place, wants_vitals, per_row)
 
     def bare_backward(inputs: Inputs, *arguments: Any) -> Gradients:
-        with _undisturbed(inputs.query):
+        with _undisturbed(inputs.query, torch.is_grad_enabled()):
             return backward(inputs, *arguments)
+
+    def gradients(inputs: Inputs, *arguments: Any) -> list[Tensor | None]:
+        """In the order of the inputs' tensors that can have one."""
+        tensors = (inputs.query, inputs.key, inputs.value, *[inputs[at] for at in PER_HEAD])
+        return [
+            None if grad is None or tensor is None else _laid_out(grad, tensor)
+            for grad, tensor in zip(bare_backward(inputs, *arguments), tensors, strict=True)
+        ]
 
     def run_forward(*arguments: Any) -> tuple[Tensor, ...]:
         inputs, settings, (wants_vitals, per_row) = _split(arguments)
@@ -109,12 +120,8 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
 
     def run_backward(*arguments: Any) -> tuple[Tensor, ...]:
         inputs, settings, (grad_out, out, lse, *wanted) = _split(arguments)
-        grads = bare_backward(inputs, settings, grad_out, out, lse, Wanted(*wanted))
-        tensors = (inputs.query, inputs.key, inputs.value, *(inputs[at] for at in PER_HEAD))
-        return tuple(
-            grad_out.new_empty(0) if grad is None or tensor is None else _laid_out(grad, tensor)
-            for grad, tensor in zip(grads, tensors, strict=True)
-        )
+        grads = gradients(inputs, settings, grad_out, out, lse, Wanted(*wanted))
+        return tuple([grad_out.new_empty(0) if grad is None else grad for grad in grads])
 
     for device in devices:
         library.impl(f"{name}_forward", run_forward, device)
@@ -134,18 +141,23 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         lib=library,
     )
     function = _function(forward_op, backward_op)
-    untraced = _straight(_function(run_forward, run_backward))
+    untraced = _untraced_function(bare_forward, gradients, _backward_function(run_backward))
 
     def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
-        arguments = (*inputs, *settings, wants_vitals, per_row)
-        run = forward_op
         if _is_plain(inputs):
-            run = untraced if _needs_gradients(inputs) else run_forward
-        elif inputs.value is None:  # vitals carry no graph
+            if _needs_gradients(inputs):
+                out, found = untraced(inputs, settings, wants_vitals, per_row)
+            else:
+                out, found = bare_forward(inputs, settings, wants_vitals, per_row)
+            if not wants_vitals:
+                return Result(out)
+            rows = out.new_empty(0) if found.rows is None else found.rows
+            return Result(out, found.floats, found.counts, rows)
+        arguments = (*inputs, *settings, wants_vitals, per_row)
+        if inputs.value is None:  # vitals carry no graph
             arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
-        if torch._C._are_functorch_transforms_active():
-            run = function.apply
-        out, _, *measured = run(*arguments)
+        transformed = torch._C._are_functorch_transforms_active()
+        out, _, *measured = (function.apply if transformed else forward_op)(*arguments)
         return Result(out, *measured)
 
     return Engine(attend, bare_forward, bare_backward)
@@ -155,24 +167,22 @@ def _is_plain(inputs: Inputs) -> bool:
     """Nobody traces or transforms: an operator would only cost time, most of it to fill in defaults
     that no call of ours leaves out.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and all(
-            type(tensor) in PLAIN_TENSORS and not tensor.is_meta
-            for tensor in inputs
-            if tensor is not None
-        )
-    )
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    ):
+        return False
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    return all([type(tensor) in PLAIN_TENSORS and not tensor.is_meta for tensor in tensors])
 
 
 def _needs_gradients(inputs: Inputs) -> bool:
-    return (
-        inputs.value is not None
-        and torch.is_grad_enabled()
-        and any(tensor.requires_grad for tensor in inputs if tensor is not None)
-    )
+    return inputs.value is not None and torch.is_grad_enabled() and _has_graph(inputs)
+
+
+def _has_graph(inputs: Inputs) -> bool:
+    return any([tensor is not None and tensor.requires_grad for tensor in inputs])
 
 
 def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
@@ -180,13 +190,13 @@ def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
     return Inputs(*arguments[:TENSORS]), Settings(*arguments[TENSORS:end]), arguments[end:]
 
 
-def _undisturbed(query: Tensor) -> contextlib.AbstractContextManager[object]:
+def _undisturbed(query: Tensor, has_graph: bool) -> contextlib.AbstractContextManager[object]:
     """No graph, no autocast (the kernels choose their own precision), and the tensors' device."""
-    device = query.device.type
+    device = query.device
     disturbed = (
-        torch.is_grad_enabled()
-        or torch.is_autocast_enabled(device)
-        or (query.is_cuda and query.device.index != torch.cuda.current_device())
+        has_graph
+        or torch.is_autocast_enabled(device.type)
+        or (query.is_cuda and device.index != torch.cuda.current_device())
     )
     return _shut_off(query) if disturbed else NOTHING
 
@@ -289,6 +299,18 @@ def _differentiate(ctx: Any, run: Any, grad_out: Tensor) -> tuple[Tensor | None,
     needs = ctx.needs_input_grad
     wanted = [needs[position] for position in PER_HEAD]
     grads = run(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
+    return _where_needed(grads, needs)
+
+
+def _is_last() -> bool:
+    """Only a graph of the backward pass itself, or a transform of it, needs a node for it."""
+    return not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+
+
+def _where_needed(
+    grads: Sequence[Tensor | None], needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """One for each argument: the tensors that can have one come first."""
     kept = [grad if need else None for grad, need in zip(grads, needs, strict=False)]
     return (*kept, *[None] * (len(needs) - len(kept)))
 
@@ -304,8 +326,60 @@ def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
     pass
 
 
+def _untraced_function(
+    run_forward: Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]],
+    run_backward: Callable[..., list[Tensor | None]],
+    backward_function: Any,
+) -> Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]]:
+    """run_forward with a graph, where nobody traces.
+
+    Only the output passes through autograd: for each further one it would make a gradient of zeros.
+    """
+
+    class Attend(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Tensor:
+            *tensors, settings, wants_vitals, per_row, measured = arguments
+            out, found = run_forward(Inputs(*tensors), settings, wants_vitals, per_row)
+            measured.append(found)
+            ctx.settings = settings
+            ctx.save_for_backward(*tensors, out, found.lse)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+            (grad_out,) = grads
+            if not _is_last():
+                return _differentiate(ctx, backward_function.apply, grad_out)
+            *tensors, out, lse = ctx.saved_tensors
+            needs = ctx.needs_input_grad
+            wanted = Wanted(*[needs[at] for at in PER_HEAD])
+            found = run_backward(Inputs(*tensors), ctx.settings, grad_out, out, lse, wanted)
+            return _where_needed(found, needs)
+
+    apply = _straight(Attend)
+
+    def attend(
+        inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
+    ) -> tuple[Tensor, Measured]:
+        measured: list[Measured] = []
+        out = apply(*inputs, settings, wants_vitals, per_row, measured)
+        return out, measured[0]
+
+    return attend
+
+
+def _straight(function: Any) -> Any:
+    """Its apply without what torch does for defaults and transforms at every call: there are none.
+
+    That is a look at the signature of `forward`, which takes longer than the rest.
+    """
+    return super(torch.autograd.Function, function).apply
+
+
 def _function(run_forward: Any, run_backward: Any) -> Any:
     """A pair as a function of autograd: torch.func's transforms need one with a rule for vmap."""
+    backward_function = _backward_function(run_backward)
 
     class Attend(torch.autograd.Function):
         setup_context = staticmethod(_setup_context)
@@ -316,14 +390,19 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-            # Only a graph of the backward pass itself, or a transform of it, needs a node for it.
-            alone = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-            return _differentiate(ctx, run_backward if alone else AttendBackward.apply, grads[0])
+            run = run_backward if _is_last() else backward_function.apply
+            return _differentiate(ctx, run, grads[0])
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
             result = Attend.apply(*_fold_batch(info.batch_size, in_dims, arguments))
             return _unfold_batch(result, info.batch_size, (0, 0, 1, 1, 1))
+
+    return Attend
+
+
+def _backward_function(run_backward: Any) -> Any:
+    """Gradients as a function of autograd, with a rule for vmap and no derivative of its own."""
 
     class AttendBackward(torch.autograd.Function):
         setup_context = staticmethod(_keep_nothing)
@@ -348,15 +427,7 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
             result = AttendBackward.apply(*folded)
             return _unfold_batch(result, info.batch_size, (0,) * len(result))
 
-    return Attend
-
-
-def _straight(function: Any) -> Any:
-    """Its apply without what torch does for defaults and transforms at every call: there are none.
-
-    That is a look at the signature of `forward`, which takes longer than the rest.
-    """
-    return super(torch.autograd.Function, function).apply
+    return AttendBackward
 
 
 def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any]:

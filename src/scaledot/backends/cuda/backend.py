@@ -44,7 +44,6 @@ def measured(
     statistics: Tensor,
     inputs: Inputs,
     settings: Settings,
-    head_moments: Tensor | None,
     squares: Tensor | None,
     wants_vitals: bool,
     per_row: bool,
@@ -54,7 +53,7 @@ def measured(
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise
 
-    floats, counts = summarise(statistics, inputs, settings, head_moments, squares)
+    floats, counts = summarise(statistics, inputs, settings, squares)
     rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
     return Measured(lse, floats, counts, rows)
 

@@ -23,34 +23,38 @@ _compiled: dict[tuple, Any] = {}
 
 def launch(
     kernel: Any, programs: int, like: Tensor, arguments: dict[str, Any], **options: Any
-) -> None:
+) -> Any:
     """kernel[(programs,)](**arguments, **options) on the device of `like` and its current stream.
 
     arguments: every parameter of the kernel by name; numbers, tensors, None, tl.constexpr and
-    tuples of them. options: num_warps and the like.
+    tuples of them. options: num_warps and the like. Returns the compiled kernel, for `run_again`;
+    None where there is none.
     """
     if not isinstance(kernel, JITFunction):  # interpreted
         kernel[(programs,)](**arguments, **options)
-    elif like.device.index != torch.cuda.current_device():
-        with torch.cuda.device(like.device):
-            launch(kernel, programs, like, arguments, **options)
-    else:
-        _launch_again(kernel, programs, like.device.index, arguments, options)
+        return None
+    device = like.device
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return _launch_again(kernel, programs, device.index, arguments, options)
+    return _launch_again(kernel, programs, device.index, arguments, options)
 
 
 def _launch_again(
     kernel: Any, programs: int, device: int, arguments: dict[str, Any], options: dict[str, Any]
-) -> None:
+) -> Any:
     key = launch_key(kernel, device, arguments, options)
     compiled = None if kernel.pre_run_hooks else _compiled.get(key)
     if compiled is not None:
         run_again(compiled, programs, device, [arguments[name] for name in kernel.arg_names])
-        return
+        return compiled
     compiled = kernel[(programs,)](**arguments, **options)
-    if hasattr(compiled, "packed_metadata"):  # not one that is compiled in the background
-        if len(_compiled) >= MOST_KEPT:
-            _compiled.clear()
-        _compiled[key] = compiled
+    if not hasattr(compiled, "packed_metadata"):  # compiled in the background
+        return None
+    if len(_compiled) >= MOST_KEPT:
+        _compiled.clear()
+    _compiled[key] = compiled
+    return compiled
 
 
 def run_again(compiled: Any, programs: int, device: int, arguments: Sequence[Any]) -> None:
@@ -65,8 +69,8 @@ def run_again(compiled: Any, programs: int, device: int, arguments: Sequence[Any
 
 def _hooks() -> bool:
     """Whether a profiler wants to know of launches."""
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def launch_key(
@@ -74,9 +78,10 @@ def launch_key(
 ) -> tuple:
     """Equal only for launches that Triton serves by one compiled kernel.
 
-    Integers stand for themselves: Triton asks less of them, but to find out what takes time.
+    Integers stand for themselves: Triton asks less of them, but to find out what takes time. A
+    kernel is known by its address, which what was compiled of it keeps: its hash is that of a text.
     """
-    key: list[Any] = [kernel, device, *options.items()]
+    key: list[Any] = [id(kernel), device, *options.items()]
     _note(arguments.values(), key)
     return tuple(key)
 

@@ -12,7 +12,8 @@ A forward kernel fills `statistics` [PLANES, B, H, Q] float32, in the order of R
     count       how many keys the row sees
     mean, m2    of z over those keys; m2 is the sum of squared deviations from that mean
 
-The last two are left out (PLANES = 7) where Gram matrices give them for the whole head.
+Where Gram matrices give the last two for a part of the keys (moments.py), a tenth plane says of how
+many keys they are so far.
 """
 
 ROW_PLANES = (

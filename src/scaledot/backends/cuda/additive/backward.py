@@ -22,6 +22,7 @@ from scaledot.backends.cuda.backward.delta import row_deltas
 from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
 from scaledot.backends.cuda.launching import launch
+from scaledot.backends.cuda.replay import Once
 from scaledot.backends.cuda.visible import blocks_of
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.problem import Settings
@@ -64,7 +65,7 @@ def backward(
     dtype = compute_type(query)
     if config is None:
         config = FLOAT64 if dtype == torch.float64 else FLOAT32
-    call, score = describe_score(inputs, settings)
+    call, score = describe_score(inputs, settings, Once())
     call = call._replace(value=NO_HEADS, sinks=NO_NUMBERS)
     lse = lse.contiguous()
     delta = row_deltas(grad_out, out, lse)

@@ -5,6 +5,8 @@ head's weights to the type that the kernels compute in. Four units of a token li
 those of the next token: a thread loads them at once, and a warp those of neighbours.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -31,8 +33,8 @@ from scaledot.backends.cuda.arguments import (
     steps_of,
 )
 from scaledot.backends.cuda.counts import with_counts
-from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.logits import LOG2E, entry
+from scaledot.backends.cuda.replay import Once
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
@@ -40,7 +42,7 @@ PREPARED_TOKENS = 64  # of one program
 WIDEST_TILE = 128  # tokens: so far may a tile reach past the last one
 
 
-def describe_score(inputs: Inputs, settings: Settings) -> tuple[Call, Score]:
+def describe_score(inputs: Inputs, settings: Settings, launches: Once) -> tuple[Call, Score]:
     """The call, without queries and keys, and the score, with them."""
     query, key, weight = inputs.query, inputs.key, inputs.weight
     assert weight is not None
@@ -49,12 +51,17 @@ def describe_score(inputs: Inputs, settings: Settings) -> tuple[Call, Score]:
     dtype = compute_type(query)
     # Tiles start at multiples of their size, those of a packed sequence anywhere.
     past = WIDEST_TILE - 1 if inputs.cu_seqlens_q is not None else 0
-    weights = weight.new_empty((*weight.shape[:2], units + 1), dtype=dtype)
+    query_tokens = -(-(query.shape[2] + past) // WIDEST_TILE) * WIDEST_TILE
+    key_tokens = -(-(key.shape[2] + past) // WIDEST_TILE) * WIDEST_TILE
+    query_sizes = _sizes(query, units, query_tokens)
+    sizes = [*query_sizes, *_sizes(key, units, key_tokens)]
+    sizes.append(weight.shape[0] * weight.shape[1] * (units + 1))
+    *parts, weights = launches.room(query, sum(sizes), dtype).split(sizes)
     score = Score(
-        query=_room_for(query, units, past),
-        key=_room_for(key, units, past),
+        query=_prepared(parts[: len(query_sizes)], query_tokens),
+        key=_prepared(parts[len(query_sizes) :], key_tokens),
         weight_ptr=weights,
-        stride_weight_b=weights.stride(0) if weights.shape[0] != 1 else 0,
+        stride_weight_b=weight.shape[1] * (units + 1) if weight.shape[0] != 1 else 0,
         UNITS=constant(units),
         FACTORED=constant(dtype == torch.float32),
         PTX=constant(torch.version.cuda is not None and isinstance(_prepare_kernel, JITFunction)),
@@ -81,21 +88,27 @@ def describe_score(inputs: Inputs, settings: Settings) -> tuple[Call, Score]:
             "BLOCK_D": min(padded(units), 64),
             "WEIGHTS": padded(units),
         }
-        launch(_prepare_kernel, programs, query, arguments, num_warps=8)
+        launches.launch(_prepare_kernel, programs, query, arguments, num_warps=8)
     call = with_counts(describe_call(inputs, settings))
     return call._replace(query=NO_HEADS, key=NO_HEADS), score
 
 
-def _room_for(tensor: Tensor, units: int, past: int) -> Prepared:
-    """Of [B, heads, tokens, D]; `past`: tokens to spare."""
-    batch, heads, tokens, _ = tensor.shape
-    dtype = compute_type(tensor)
-    tokens = -(-(tokens + past) // WIDEST_TILE) * WIDEST_TILE
-    shape = (batch, heads, units, tokens)
-    exponent = tensor.new_empty(shape, dtype=dtype)
-    growth = tensor.new_empty(shape, dtype=dtype) if dtype == torch.float32 else exponent
-    distance = tensor.new_empty((batch, heads, tokens), dtype=torch.int32)
-    return Prepared(exponent, growth, distance, tokens)
+def _sizes(tensor: Tensor, units: int, tokens: int) -> list[int]:
+    """How many numbers the fields of `Prepared` take for a tensor [B, heads, n, D].
+
+    In numbers of the type that the kernels compute in; all are multiples of 16 bytes.
+    """
+    heads = tensor.shape[0] * tensor.shape[1]
+    entries, distances = heads * units * tokens, heads * tokens
+    if compute_type(tensor) == torch.float64:
+        return [entries, distances // 2]
+    return [entries, entries, distances]
+
+
+def _prepared(parts: Sequence[Tensor], tokens: int) -> Prepared:
+    """In float64 exponents take the place of growth, which is not read."""
+    exponent, growth, distance = parts[0], parts[-2], parts[-1]
+    return Prepared(exponent, growth, distance.view(torch.int32), tokens)
 
 
 @triton.jit

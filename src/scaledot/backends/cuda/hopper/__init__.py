@@ -15,10 +15,10 @@ GLUON_VERSIONS = ((3, 6),)  # Gluon is experimental: its names change with each 
 WIDTHS = range(8, 257, 8)
 MOST_TOKENS = 2**30  # positions are int32 in the kernel
 
-# Gram matrices give the logits' moments where every row sees every key. They take as long for each
-# token, however many keys it sees; sums inside the pass a tenth of its time (docs/kernels.md).
-GRAM_FROM_KEYS = 8192
-GRAM_WIDTHS = range(8, 129, 8)
+# From so many keys on, moments of whole blocks of keys come from Gram matrices (moments.py). Those
+# take as long for each token, however many keys it sees; sums inside the pass a tenth of its time.
+GRAM_FROM_KEYS = 8192  # twice as many where a row sees half of them
+GRAM_WIDEST = 128
 
 
 def refuses(problem: Problem) -> str | None:
@@ -66,27 +66,29 @@ def attend(problem: Problem) -> Result:
 def _forward(
     inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
 ) -> operators.Measured:
-    from scaledot.backends.cuda.gram import head_moments
+    from scaledot.backends.cuda import moments
     from scaledot.backends.cuda.hopper import launch
 
-    by_gram = wants_vitals and _by_gram(inputs, settings)
-    lse, rows, squares = launch.forward(inputs, settings, out, wants_vitals, not by_gram)
-    moments = None
-    if by_gram:  # after the long kernel: while it runs, the short ones are queued
-        moments = head_moments(inputs.query, inputs.key, settings.scale, inputs.head_scale)
-    return backend.measured(lse, rows, inputs, settings, moments, squares, wants_vitals, per_row)
-
-
-def _by_gram(inputs: Inputs, settings: Settings) -> bool:
-    everything_is_seen = (
-        settings.left is None
-        and settings.right is None
-        and inputs.key_lengths is None
-        and inputs.cu_seqlens_q is None
+    summed = _moments_in_the_pass(inputs, settings)
+    block = moments.block_for(inputs.key.shape[2], summed)
+    lse, rows, squares, tile_rows = launch.forward(
+        inputs, settings, out, wants_vitals, summed, block
     )
+    if wants_vitals and summed != "all":
+        # After the long kernel: while it runs, the short ones are queued.
+        moments.add_blocks(rows, inputs, settings, block, tile_rows)
+    return backend.measured(lse, rows, inputs, settings, squares, wants_vitals, per_row)
+
+
+def _moments_in_the_pass(inputs: Inputs, settings: Settings) -> str:
+    """Of which keys, see `launch.forward`."""
     keys, width = inputs.key.shape[2:]
-    long = keys >= GRAM_FROM_KEYS and width in GRAM_WIDTHS
-    return everything_is_seen and long and not settings.log_n
+    from_the_first_key = settings.left is None and inputs.cu_seqlens_q is None
+    to_the_last = settings.right is None and inputs.key_lengths is None
+    enough = GRAM_FROM_KEYS if to_the_last else 2 * GRAM_FROM_KEYS
+    if not from_the_first_key or keys < enough or width > GRAM_WIDEST:
+        return "all"
+    return "none" if to_the_last else "edges"
 
 
 engine = operators.define("hopper", _forward, backend.backward, ("CUDA",))

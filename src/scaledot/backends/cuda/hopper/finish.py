@@ -4,11 +4,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from scaledot.backends.cuda.hopper.softmax import INFINITY, LN2, LOG2E, by_row
-from scaledot.backends.cuda.hopper.walk import scale_of
 
 
 @gluon.jit
-def finish(call, tile, sums, acc, first, WHO: gl.constexpr):
+def scale_of(call):
+    """What is left to multiply scores with."""
+    if call.plan.FACTOR != "no":
+        return 1.0
+    else:
+        return call.scale
+
+
+@gluon.jit
+def finish(call, tile, sums, acc, WHO: gl.constexpr):
     """From the sums to lse, the planes of statistics.py, and the output."""
     plan = call.plan
     layout: gl.constexpr = sums.m.type.layout
@@ -45,6 +53,9 @@ def finish(call, tile, sums, acc, first, WHO: gl.constexpr):
             off = gl.exp2(sink - lse)
             entropy += gl.where(off > 0.0, off * (lse - sink), off)
             squares += off * off
+        in_first_thread = gl.arange(0, 4, gl.SliceLayout(0, sums.first.type.layout)) == 0
+        first = gl.sum(gl.where(in_first_thread[None, :], sums.first, 0.0), 1)
+        first = gl.convert_layout(first, layout)
         first_p = gl.where(low > 0, 0.0, gl.exp2(first * scale_of(call) - lse))
         n = gl.maximum(high - low, 0).to(gl.float32)
         plane = (call.batch * call.heads).to(gl.int64) * call.queries
@@ -58,16 +69,35 @@ def finish(call, tile, sums, acc, first, WHO: gl.constexpr):
         gl.store(at + 4 * plane, of_row(squares, 0.0, blind, broken), mask=inside)
         gl.store(at + 5 * plane, of_row(first_p, 0.0, blind, broken), mask=inside)
         gl.store(at + 6 * plane, n, mask=inside)
-        if plan.MOMENTS:
-            a = gl.convert_layout(gl.sum(sums.a, 1), layout)
-            b = gl.convert_layout(gl.sum(sums.b, 1), layout)
-            mean = a / gl.maximum(n, 1.0)
-            m2 = gl.maximum(b - a * mean, 0.0) * (LN2 * LN2)
-            mean = (pivot + mean) * LN2
-            gl.store(at + 7 * plane, of_row(mean, 0.0, blind, broken), mask=inside)
-            gl.store(at + 8 * plane, of_row(m2, 0.0, blind, broken), mask=inside)
+        if plan.MOMENTS == "all":
+            store_moments(call, tile, sums, WHO)
     if plan.VALUES:
         store_output(call, tile, acc, share, blind, WHO)
+
+
+@gluon.jit
+def store_moments(call, tile, sums, WHO: gl.constexpr):
+    """Mean and m2 of the scores so far; and how many those are, where some will not be summed."""
+    plan = call.plan
+    layout: gl.constexpr = sums.m.type.layout
+    row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
+    low, high = call.reach(tile, row)
+    if plan.MOMENTS == "edges":
+        low = gl.minimum(tile.full_stop * plan.KEYS, high)
+    n = (high - low).to(gl.float32)
+    a = gl.convert_layout(gl.sum(sums.a, 1), layout)
+    b = gl.convert_layout(gl.sum(sums.b, 1), layout)
+    mean = a / gl.maximum(n, 1.0)
+    m2 = gl.maximum(b - a * mean, 0.0) * (LN2 * LN2)
+    mean = gl.where(n > 0.0, (sums.pivot + mean) * LN2, 0.0)
+    inside = row < tile.queries
+    entry = (tile.batch * call.heads + tile.head).to(gl.int64)
+    plane = (call.batch * call.heads).to(gl.int64) * call.queries
+    at = call.statistics + entry * call.queries + tile.first_query + row
+    gl.store(at + 7 * plane, mean, mask=inside)
+    gl.store(at + 8 * plane, m2, mask=inside)
+    if plan.MOMENTS == "edges":
+        gl.store(at + 9 * plane, n, mask=inside)
 
 
 @gluon.jit

@@ -47,11 +47,11 @@ def consume(call, pipe, WHO: gl.constexpr):
             if plan.SQUARES:
                 store_squares(call, tile, q, WHO)
             if plan.VALUES:
-                sums, first, acc, step = attend_keys(rows, tile, step, WHO)
-                finish(call, tile, sums, acc, first, WHO)
+                sums, acc, step = attend_keys(rows, tile, step, WHO)
+                finish(call, tile, sums, acc, WHO)
             else:
-                sums, first, step = measure_keys(rows, tile, step)
-                finish(call, tile, sums, zero, first, WHO)
+                sums, step = measure_keys(rows, tile, step, WHO)
+                finish(call, tile, sums, zero, WHO)
             turn += 1
 
 
@@ -87,6 +87,7 @@ NUMBERS = [
     "right",
     "bottom_right",
     "section",
+    "block",
 ]
 
 
@@ -122,6 +123,7 @@ def attend(
     right,
     bottom_right,
     section,
+    block,
     D: gl.constexpr,
     V: gl.constexpr,
     KEYS: gl.constexpr,
@@ -129,6 +131,7 @@ def attend(
     CONSUMERS: gl.constexpr,
     TURNS: gl.constexpr,
     EARLY: gl.constexpr,
+    QUARTERS: gl.constexpr,
     VALUES: gl.constexpr,
     STATISTICS: gl.constexpr,
     MOMENTS: gl.constexpr,
@@ -150,6 +153,7 @@ def attend(
         CONSUMERS,
         TURNS,
         EARLY,
+        QUARTERS,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -192,6 +196,7 @@ def attend(
         right,
         bottom_right,
         section,
+        block,
         plan,
     )
     pipe = new_pipe(plan, q_desc, k_desc, v_desc)

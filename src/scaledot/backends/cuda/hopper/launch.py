@@ -31,26 +31,41 @@ class Config(NamedTuple):
     consumers: int
     turns: bool
     early: bool = False
+    quarters: bool = False
 
 
 def config_for(
-    width: int, keys: int, *, values: bool, statistics: bool, moments: bool, causal: bool
+    width: int, keys: int, *, values: bool, statistics: bool, moments: str, causal: bool
 ) -> Config:
-    """By the widest of the tensors, the length, and what the pass sums."""
-    # Three consumers keep the exponential units busy, but with all sums they spill, and a tile of
-    # 192 rows meets more masked tiles of keys.
-    short = causal and keys < 8192
+    """By the widest of the tensors and what the pass sums; each was the fastest that was measured.
+
+    Three consumers keep the exponential units busy, but with all sums they spill, and a tile of 192
+    rows meets more masked tiles of keys.
+    """
     if not values:
-        few = short or width > 128 or (causal and width <= 64)
-        return Config(128, 2, 2 if few else 3, False)
-    if width <= 64:
-        if short or moments:
-            return Config(128, 2, 2, True, not statistics)
-        return Config(128, 2, 3, statistics, statistics)
-    if width <= 128:
-        return Config(128, 2, 2, statistics, statistics)
-    early = not causal and not statistics
-    return Config(64, 2, 2, early, early)
+        few = moments == "all" or width > 128 or (causal and width <= 64)
+        return Config(128, 2, 2 if few else 3, False, False, width > 64 and not few)
+    if width > 128:
+        early = statistics or not causal
+        return Config(64, 2, 2, early and not statistics, early)
+    if width > 64:
+        turns = causal or moments == "all"
+        quarters = moments != "all" and (causal or statistics)
+        return Config(128, 2, 2, turns, statistics, quarters)
+    if moments == "all":
+        return Config(128, 2, 2, True, causal)
+    if moments == "edges" or (causal and keys < 8192):
+        return Config(128, 2, 2, True, True, True)
+    return Config(128, 2, 3, statistics, statistics, True)
+
+
+class Passed(NamedTuple):
+    """What a pass leaves besides the output."""
+
+    lse: Tensor  # [B, H, Q]
+    rows: Tensor  # the planes of statistics.py; a tenth: of how many keys the moments are
+    squares: Tensor | None  # [B, H, Q]: of each row of the query, summed
+    tile_rows: int
 
 
 def forward(
@@ -58,23 +73,22 @@ def forward(
     settings: Settings,
     out: Tensor | None,
     statistics: bool,
-    moments: bool,
+    moments: str = "all",
+    block: int = 0,
     config: Config | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """lse [B, H, Q] and the planes of statistics.py (7 of them without moments), `out` filled.
-
-    With moments also the sum of squares of each row of the query, [B, H, Q].
-    """
+) -> Passed:
+    """`out` filled. moments: of "all" keys; of those at the "edges" of whole blocks of `block` keys
+    (moments.py); of "none"."""
     query, key, value = inputs.query, _usable(inputs.key), inputs.value
     query = _usable(query)
     value = key if value is None else _usable(value)
     batch, heads, queries, width = query.shape
     groups, keys = key.shape[1:3]
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
-    moments = moments and statistics
-    planes = 0 if not statistics else PLANES if moments else PLANES - 2
+    moments = moments if statistics else "none"
+    planes = 0 if not statistics else PLANES + (moments == "edges")
     rows = lse.new_empty(planes, batch, heads, queries)
-    squares = torch.empty_like(lse) if moments else None
+    squares = torch.empty_like(lse) if statistics else None
     value_width = value.shape[-1]
     d, v = _padded(width), _padded(value_width)
     config = config or config_for(
@@ -124,6 +138,7 @@ def forward(
         min(settings.right or 0, FARTHEST),
         int(settings.bottom_right),
         section,
+        max(block // config.keys, 1),
     )
     constants = (
         d,
@@ -144,7 +159,7 @@ def forward(
     )
     shapes = ([64, d], [config.keys, d], [config.keys, v])
     _launch(programs, (query, key, value), shapes, arguments, constants)
-    return lse, rows, squares
+    return Passed(lse, rows, squares, tile_rows)
 
 
 def section_size(heads: int, blocks: int, programs: int, key_bytes: int) -> int:

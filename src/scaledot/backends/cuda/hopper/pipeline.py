@@ -97,8 +97,9 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
                 place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
                 full = pipe.q_full.index(0)
                 tma.async_copy_global_to_shared(q_desc, place, full, pipe.q.index(part))
-            for j in range(tile.start, tile.stop):
-                place = [tile.batch, key_head, tile.first_key + j * plan.KEYS, 0]
+            for back in range(tile.stop - tile.start):
+                first = (tile.stop - 1 - back) * plan.KEYS
+                place = [tile.batch, key_head, tile.first_key + first, 0]
                 _fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
                 if plan.VALUES:
                     _fill(v_desc, place, pipe.v, pipe.v_full, step, FIRST_STAGE + plan.STAGES, plan)

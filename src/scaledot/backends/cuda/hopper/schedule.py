@@ -21,9 +21,12 @@ class Plan:
     ROWS: gl.constexpr  # of a tile: 64 a consumer
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
     EARLY: gl.constexpr  # P V is awaited before the exponentials, not after
+    QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
-    MOMENTS: gl.constexpr
+    MOMENTS: (
+        gl.constexpr
+    )  # summed of "all" tiles of keys, of all but the full ones ("edges"), of "none"
     RIGHT: gl.constexpr  # a row ends at the diagonal, or `right` keys after it
     LEFT: gl.constexpr
     LENGTHS: gl.constexpr  # a batch entry has a number of keys of its own
@@ -45,6 +48,7 @@ class Plan:
         CONSUMERS,
         TURNS,
         EARLY,
+        QUARTERS,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -67,6 +71,7 @@ class Plan:
         self.ROWS = gl.constexpr(64 * CONSUMERS)
         self.TURNS = gl.constexpr(TURNS)
         self.EARLY = gl.constexpr(EARLY)
+        self.QUARTERS = gl.constexpr(QUARTERS)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)
@@ -95,7 +100,7 @@ class Tile:
     first_key: gl.tensor
     offset: gl.tensor  # the diagonal passes through (row, row + offset)
     start: gl.tensor  # tiles of keys: some row may see a key of [start, stop), at least one tile
-    full_start: gl.tensor  # every row sees every key of [full_start, full_stop)
+    full_start: gl.tensor  # every row sees every key of [full_start, full_stop): "full" tiles
     full_stop: gl.tensor
     stop: gl.tensor
 
@@ -160,6 +165,7 @@ class Call:
     right: gl.tensor
     bottom_right: gl.tensor  # 1: the diagonal ends in the last key, 0: it starts in the first
     section: gl.tensor  # heads whose keys and values stay in the L2 cache together
+    block: gl.tensor  # tiles of keys in a block of moments.py
     plan: Plan
 
     @gluon.constexpr_function
@@ -192,6 +198,7 @@ class Call:
         right,
         bottom_right,
         section,
+        block,
         plan,
     ):
         self.out = out
@@ -221,6 +228,7 @@ class Call:
         self.right = right
         self.bottom_right = bottom_right
         self.section = section
+        self.block = block
         self.plan = plan
 
     @gluon.jit
@@ -316,6 +324,8 @@ class Call:
         stop = gl.maximum(gl.cdiv(stop, plan.KEYS), start + 1)
         full_start = gl.minimum(gl.maximum(gl.cdiv(full_first, plan.KEYS), start), stop)
         full_stop = gl.minimum(gl.maximum(full_stop // plan.KEYS, full_start), stop)
+        if plan.MOMENTS == "edges":  # only whole blocks of keys
+            full_stop = full_stop // self.block * self.block
         return Tile(
             batch,
             head,

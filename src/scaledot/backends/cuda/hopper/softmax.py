@@ -40,9 +40,10 @@ class Sums:
     p2: gl.tensor
     a: gl.tensor
     b: gl.tensor
+    first: gl.tensor  # the score of the last tile's first key, in the row's first thread
 
     @gluon.constexpr_function
-    def __init__(self, m, pivot, l, w, p2, a, b):
+    def __init__(self, m, pivot, l, w, p2, a, b, first):
         self.m = m
         self.pivot = pivot
         self.l = l
@@ -50,14 +51,21 @@ class Sums:
         self.p2 = p2
         self.a = a
         self.b = b
+        self.first = first
 
 
 @gluon.jit
 def no_sums(scores):
     row_layout: gl.constexpr = gl.SliceLayout(1, scores.type.layout)
-    nothing = fold(scores * 0.0)
+    none = gl.sum(by_thread(scores * 0.0), 2)
     low = gl.full([64], -INFINITY, gl.float32, row_layout)
-    return Sums(low, low, nothing, nothing, nothing, nothing, nothing)
+    return Sums(low, low, none, none, none, none, none, none)
+
+
+@gluon.jit
+def without_moments(sums):
+    none = gl.zeros_like(sums.a)
+    return Sums(sums.m, sums.pivot, sums.l, sums.w, sums.p2, none, none, sums.first)
 
 
 @aggregate
@@ -80,9 +88,9 @@ class Move:
 
 
 @gluon.jit
-def move_pivot(s, sums, scale, MASKED: gl.constexpr):
+def move_pivot(s, sums, scale, plan, MASKED: gl.constexpr):
     """Hidden scores are -inf."""
-    m = gl.maximum(sums.m, gl.convert_layout(row_max(s), sums.m.type.layout))
+    m = gl.maximum(sums.m, gl.convert_layout(row_max(s, plan), sums.m.type.layout))
     top = m * scale
     pivot = gl.where(top - sums.pivot > SLACK, top, sums.pivot)
     base = pivot
@@ -93,13 +101,35 @@ def move_pivot(s, sums, scale, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def add_tile(s, sums, move, visible, before, scale, plan, MASKED: gl.constexpr):
+def add_tile(
+    s, sums, move, visible, before, scale, nought, plan, MASKED: gl.constexpr, MOMENTS: gl.constexpr
+):
     """The sums with one more tile of scores, and P in the type of the values.
 
-    `visible` says which scores are not hidden. before: a quarter of the keys that the row has met.
+    `visible` says which scores are not hidden. before: a quarter of the keys in a and b so far.
     """
-    u = s * scale - by_row(move.base, s)
-    p = gl.exp2(u)
+    base = by_row(move.base, sums.l) + gl.zeros_like(sums.l)
+    sums = follow(sums, move, first_score(s, sums.first), before, plan, MOMENTS)
+    if MASKED or MOMENTS or not plan.QUARTERS:
+        return add_part(s, sums, base, visible, scale, plan, MASKED, MOMENTS)
+    else:
+        # Left alone, the compiler computes all exponents, then all exponentials, then all sums, and
+        # each unit waits for the others. So a quarter may begin when the last but one is summed.
+        left, right = halves(s)
+        s0, s1 = halves(left)
+        s2, s3 = halves(right)
+        first, p0 = add_part(s0, sums, base, visible, scale, plan, False, False)
+        second, p1 = add_part(s1, first, base, visible, scale, plan, False, False)
+        base = known_after(base, first, nought)
+        third, p2 = add_part(s2, second, base, visible, scale, plan, False, False)
+        base = known_after(base, second, nought)
+        fourth, p3 = add_part(s3, third, base, visible, scale, plan, False, False)
+        return fourth, joined(joined(p0, p1), joined(p2, p3))
+
+
+@gluon.jit
+def follow(sums, move, first, before, plan, MOMENTS: gl.constexpr):
+    """The sums counted from the new pivot."""
     factor = by_row(move.alpha, sums.l)
     w = sums.w
     p2 = sums.p2
@@ -107,32 +137,128 @@ def add_tile(s, sums, move, visible, before, scale, plan, MASKED: gl.constexpr):
     b = sums.b
     if plan.STATISTICS:
         shift = by_row(move.d, sums.l)
-        if MASKED:
-            u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
-        w = (w + shift * sums.l) * factor + fold(p * u)
-        p2 = p2 * (factor * factor) + fold(p * p)
-        if plan.MOMENTS:
-            b = b + shift * (2.0 * a + before * shift) + fold(u * u)
-            a = a + before * shift + fold(u)
-    l = sums.l * factor + fold(p)
-    return Sums(move.m, move.pivot, l, w, p2, a, b), narrow(p, plan.dtype)
+        w = (w + shift * sums.l) * factor
+        p2 = p2 * (factor * factor)
+        if MOMENTS:
+            b = b + shift * (2.0 * a + before * shift)
+            a = a + before * shift
+    return Sums(move.m, move.pivot, sums.l * factor, w, p2, a, b, first)
 
 
 @gluon.jit
-def fold(x):
-    """Sums over the keys that one thread holds: [64, KEYS] -> [64, 4], nothing exchanged.
+def add_part(s, sums, base, visible, scale, plan, MASKED: gl.constexpr, MOMENTS: gl.constexpr):
+    """The sums with the scores [64, n] of a tile or a part of it, and P."""
+    mine = by_thread(s)
+    beside: gl.constexpr = gl.SliceLayout(2, mine.type.layout)
+    u = mine * scale - at_home(base, beside)[:, :, None]
+    p = gl.exp2(u)
+    w = sums.w
+    p2 = sums.p2
+    a = sums.a
+    b = sums.b
+    home: gl.constexpr = sums.l.type.layout
+    if plan.STATISTICS:
+        if MASKED:
+            u = gl.where(by_thread(visible), u, 0.0)  # P is 0 there, and 0 * inf would be NaN
+        w = w + at_home(gl.sum(p * u, 2), home)
+        p2 = p2 + at_home(gl.sum(p * p, 2), home)
+        if MOMENTS:
+            b = b + at_home(gl.sum(u * u, 2), home)
+            a = a + at_home(gl.sum(u, 2), home)
+    l = sums.l + at_home(gl.sum(p, 2), home)
+    n: gl.constexpr = s.shape[1]
+    layout: gl.constexpr = s.type.layout
+    p = p.reshape([64, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([64, n])
+    sums = Sums(sums.m, sums.pivot, l, w, p2, a, b, sums.first)
+    return sums, narrow(at_home(p, layout), plan.dtype)
+
+
+@gluon.jit
+def by_thread(x):
+    """[64, n] -> [64, 4, n / 4]: the keys that each of a row's four threads holds.
 
     In a product's result, two neighbouring columns belong to one thread, eight to the four threads
     of a row.
     """
-    mine = x.reshape([x.shape[0], x.shape[1] // 8, 4, 2]).permute((0, 2, 1, 3))
-    return gl.sum(mine.reshape([x.shape[0], 4, x.shape[1] // 4]), 2)
+    n: gl.constexpr = x.shape[1]
+    return x.reshape([64, n // 8, 4, 2]).permute((0, 2, 1, 3)).reshape([64, 4, n // 4])
 
 
 @gluon.jit
-def row_max(x):
-    """In two steps, so that four maxima are on their way at once."""
-    return gl.max(gl.max(x.reshape([x.shape[0], 4, x.shape[1] // 4]), 1), 1)
+def first_score(s, like):
+    """The score of the tile's first key, as it lies in the first of the row's threads."""
+    home: gl.constexpr = like.type.layout
+    quarter, _ = halves(halves(s)[0])
+    eighth, _ = halves(quarter)
+    if eighth.shape[1] > 8:
+        eighth, _ = halves(eighth)
+    return at_home(gl.split(by_thread(eighth))[0], home)
+
+
+@gluon.jit
+def at_home(x, layout: gl.constexpr):
+    """The same registers under another name; an error where something would have to move."""
+    return gl.convert_layout(x, layout, assert_trivial=True)
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right columns of a product's result, each laid out as one."""
+    n: gl.constexpr = x.shape[1] // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
+    left, right = gl.split(x.reshape([64, 2, n]).permute((0, 2, 1)))
+    return at_home(left, layout), at_home(right, layout)
+
+
+@gluon.jit
+def joined(left, right):
+    n: gl.constexpr = left.shape[1] * 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
+    return at_home(gl.join(left, right).permute((0, 2, 1)).reshape([64, n]), layout)
+
+
+@gluon.jit
+def known_after(base, sums, nought):
+    """base | ((l | w | p2) & 0): the same number, but not before the sums are known.
+
+    nought: a 0 of which the compiler does not know that it is one.
+    """
+    nowhere = gl.full([64, 4], 0, gl.int32, base.type.layout) + nought
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 any; lop3.b32 any, $2, $3, $4, 0xFE; lop3.b32 $0, $1, any, $5, 0xF8; }",
+        "=r,r,r,r,r,r",
+        [as_bits(base), as_bits(sums.l), as_bits(sums.w), as_bits(sums.p2), nowhere],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    ).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def unknown(x):
+    """The same integers, of which the compiler knows nothing."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def as_bits(x):
+    return x.to(gl.int32, bitcast=True)
+
+
+@gluon.jit
+def row_max(x, plan):
+    """In steps, so that many maxima are on their way at once; which steps, was measured."""
+    if plan.QUARTERS:
+        left, right = halves(x)
+        x = gl.maximum(left, right)
+        left, right = halves(x)
+        x = gl.maximum(left, right)
+        left, right = halves(x)
+        return gl.max(gl.maximum(left, right), 1)
+    else:
+        return gl.max(gl.max(x.reshape([x.shape[0], 4, x.shape[1] // 4]), 1), 1)
 
 
 @gluon.jit

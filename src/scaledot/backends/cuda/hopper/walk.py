@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
+from scaledot.backends.cuda.hopper.finish import scale_of, store_moments
 from scaledot.backends.cuda.hopper.pipeline import (
     Pipe,
     hand_back_keys,
@@ -28,6 +29,8 @@ from scaledot.backends.cuda.hopper.softmax import (
     move_pivot,
     no_sums,
     rescale,
+    unknown,
+    without_moments,
 )
 
 
@@ -79,57 +82,55 @@ class Rows:
 
     @gluon.jit
     def seen(self, s, j, MASKED: gl.constexpr):
-        """The scores of key tile j, -inf where hidden; and which are not."""
+        """The scores of key tile j, -inf where hidden."""
         plan = self.call.plan
         if plan.FACTOR != "no":
             s = bend(s, self.factor, self.call.cap, plan)
-        visible = True
         if MASKED:
-            start = j * plan.KEYS
-            visible = self.columns[None, :] < (self.high - start)[:, None]
-            if plan.LEFT:
-                visible = visible & (self.columns[None, :] >= (self.low - start)[:, None])
-            s = gl.where(visible, s, -INFINITY)
-        return s, visible
+            s = gl.where(self.visible(self.low, self.high, j), s, -INFINITY)
+        return s
+
+    @gluon.jit
+    def visible(self, low, high, j):
+        """[64, KEYS]: which keys of tile j the rows may see."""
+        plan = self.call.plan
+        visible = self.columns[None, :] < (high - j * plan.KEYS)[:, None]
+        if plan.LEFT:
+            visible = visible & (self.columns[None, :] >= (low - j * plan.KEYS)[:, None])
+        return visible
 
     @gluon.jit
     def move(self, s, sums, MASKED: gl.constexpr):
-        return move_pivot(s, sums, scale_of(self.call), MASKED)
+        return move_pivot(s, sums, scale_of(self.call), self.call.plan, MASKED)
 
     @gluon.jit
-    def add(self, s, visible, sums, move, j, MASKED: gl.constexpr):
+    def add(self, s, sums, move, j, MASKED: gl.constexpr):
         """The sums with key tile j; P in 16 bits."""
         plan = self.call.plan
-        before = j * (plan.KEYS // 4) * 1.0  # a quarter of the keys that the row has met
-        if MASKED or plan.LEFT:
-            met = gl.maximum(gl.minimum(self.high, j * plan.KEYS) - self.low, 0)
-            before = by_row(met.to(gl.float32) * 0.25, sums.l)
-        return add_tile(s, sums, move, visible, before, scale_of(self.call), plan, MASKED)
+        MOMENTS: gl.constexpr = plan.MOMENTS == "all" or (plan.MOMENTS == "edges" and MASKED)
+        visible = True
+        if MASKED and plan.STATISTICS:
+            # Compared anew: 64 answers from before would not fit into the predicates.
+            visible = self.visible(unknown(self.low), unknown(self.high), j)
+        # A quarter of the keys that the row has met: those behind the tile.
+        last = (j + 1) * plan.KEYS
+        if MASKED:
+            met = gl.maximum(self.high - gl.maximum(self.low, last), 0).to(gl.float32)
+            before = by_row(met * 0.25, sums.l)
+        elif plan.RIGHT or plan.LENGTHS or plan.PACKED:
+            before = by_row((self.high.to(gl.float32) - last.to(gl.float32)) * 0.25, sums.l)
+        else:
+            before = (self.call.keys - last).to(gl.float32) * 0.25
+        nought = self.call.keys >> 31  # a number of keys has no sign
+        return add_tile(
+            s, sums, move, visible, before, scale_of(self.call), nought, plan, MASKED, MOMENTS
+        )
 
     @gluon.jit
     def measure(self, s, sums, j, MASKED: gl.constexpr):
         """All of the softmax of key tile j: its sums and P."""
-        s, visible = self.seen(s, j, MASKED)
-        return self.add(s, visible, sums, self.move(s, sums, MASKED), j, MASKED)
-
-    @gluon.jit
-    def first_score(self, s, j):
-        """[64]: of key 0, 0 where it is not in tile j."""
-        first = self.high * 0.0
-        if self.call.plan.STATISTICS:
-            s, _ = self.seen(s, j, True)
-            columns = (self.columns + j * self.call.plan.KEYS)[None, :]
-            first = gl.sum(gl.where(columns == 0, s, 0.0), 1)
-        return first
-
-
-@gluon.jit
-def scale_of(call):
-    """What is left to multiply scores with."""
-    if call.plan.FACTOR != "no":
-        return 1.0
-    else:
-        return call.scale
+        s = self.seen(s, j, MASKED)
+        return self.add(s, sums, self.move(s, sums, MASKED), j, MASKED)
 
 
 @gluon.jit
@@ -147,74 +148,80 @@ def row_factor(call, tile, count):
     return factor
 
 
+# A row of tiles is walked from its end: where rows end at the diagonal, most have one tile that is
+# not seen whole, and it is the one with which each walk begins anyway.
+
+
 @gluon.jit
-def measure_keys(rows, tile, step):
-    """The sums of the rows without values, the score of key 0, and the steps so far."""
-    j = tile.start
-    s = rows.scores(step)
-    first = rows.first_score(s, j)
-    sums, _ = rows.measure(s, no_sums(rows.zero), j, True)
+def measure_keys(rows, tile, step, WHO: gl.constexpr):
+    """The sums of the rows without values, and the steps so far."""
+    plan = rows.call.plan
+    j = tile.stop - 1
+    sums, _ = rows.measure(rows.scores(step), no_sums(rows.zero), j, True)
     step += 1
-    j += 1
-    if rows.call.plan.LEFT:
-        while j < tile.full_start:
-            sums, _ = rows.measure(rows.scores(step), sums, j, True)
-            step += 1
-            j += 1
-    while j < tile.full_stop:
-        sums, _ = rows.measure(rows.scores(step), sums, j, False)
-        step += 1
-        j += 1
-    while j < tile.stop:
+    j -= 1
+    while j >= tile.full_stop:
         sums, _ = rows.measure(rows.scores(step), sums, j, True)
         step += 1
-        j += 1
+        j -= 1
+    if plan.MOMENTS == "edges":
+        store_moments(rows.call, tile, sums, WHO)
+        sums = without_moments(sums)
+    while j >= tile.full_start:
+        sums, _ = rows.measure(rows.scores(step), sums, j, False)
+        step += 1
+        j -= 1
+    if plan.LEFT:
+        while j >= tile.start:
+            sums, _ = rows.measure(rows.scores(step), sums, j, True)
+            step += 1
+            j -= 1
     mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
-    return sums, first, step
+    return sums, step
 
 
 @gluon.jit
 def attend_keys(rows, tile, step, WHO: gl.constexpr):
-    """The sums of the rows, the score of key 0, O, and the steps so far."""
+    """The sums of the rows, O, and the steps so far."""
     plan = rows.call.plan
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.V, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
-    # The first tile of keys: nothing to multiply with V yet.
-    j = tile.start
-    s = rows.scores(step)
-    first = rows.first_score(s, j)
-    sums, p = rows.measure(s, no_sums(rows.zero), j, True)
+    # The last tile of keys comes first: nothing to multiply with V yet.
+    j = tile.stop - 1
+    sums, p = rows.measure(rows.scores(step), no_sums(rows.zero), j, True)
+    if plan.LENGTHS or plan.PACKED:
+        clean(rows.values(step), tile.keys - j * plan.KEYS, plan)
     p = gl.convert_layout(p, p_layout)
     acc = gl.zeros([64, plan.V], gl.float32, o_layout)
     step += 1
-    j += 1
-    if plan.LEFT:
-        while j < tile.full_start:
-            sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
-            step += 1
-            j += 1
-    while j < tile.full_stop:
-        sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
-        step += 1
-        j += 1
-    while j < tile.stop:
+    j -= 1
+    while j >= tile.full_stop:
         sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
         step += 1
-        j += 1
+        j -= 1
+    if plan.MOMENTS == "edges":
+        store_moments(rows.call, tile, sums, WHO)
+        sums = without_moments(sums)
+    while j >= tile.full_start:
+        sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
+        step += 1
+        j -= 1
+    if plan.LEFT:
+        while j >= tile.start:
+            sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
+            step += 1
+            j -= 1
 
     mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
-    v = rows.values(step - 1)
-    if plan.LENGTHS or plan.PACKED:
-        clean(v, tile.keys - (j - 1) * plan.KEYS, plan)
-    acc = warpgroup_mma(p, v, acc, is_async=True)
+    acc = warpgroup_mma(p, rows.values(step - 1), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
-    return sums, first, acc, step
+    return sums, acc, step
 
 
 @gluon.jit
 def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.constexpr):
-    """S_j, and behind it P_(j-1) V_(j-1); then the softmax of S_j."""
+    """S_j, and behind it P V of the tile before; then the softmax of S_j."""
     plan = rows.call.plan
     wait_for_keys(rows.pipe, step, plan)
     wait_turn(WHO, plan)
@@ -224,15 +231,15 @@ def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.const
     s, acc = warpgroup_mma_wait(1, deps=[s, acc])
     hand_back_keys(step, plan)
 
-    s, visible = rows.seen(s, j, MASKED)
+    s = rows.seen(s, j, MASKED)
     move = rows.move(s, sums, MASKED)
     if not plan.EARLY:
-        sums, fresh = rows.add(s, visible, sums, move, j, MASKED)
+        sums, fresh = rows.add(s, sums, move, j, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
     acc = rescale(acc, move.alpha, plan.V)
     if plan.EARLY:
-        sums, fresh = rows.add(s, visible, sums, move, j, MASKED)
+        sums, fresh = rows.add(s, sums, move, j, MASKED)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
 

@@ -1,0 +1,142 @@
+"""From the numbers of each row to the vitals of each head, in two launches and without the host.
+
+The first launch cuts the rows of each head into chunks and leaves a few numbers of each chunk
+(rows.py); further programs of it sum the squares of query and key (squares.py). The second has one
+program a head: it merges the chunks in their order, divides, and writes the vitals. Sums are
+float64; no atomics, so the same rows give the same bits.
+
+Where the forward kernel left the squares of the query's rows (`squares`), the query is not read; in
+a head where their sum left float32, the second launch reads its entries after all.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scaledot.backends.cuda.arguments import heads_of, numbers_of
+from scaledot.backends.cuda.launching import launch
+from scaledot.backends.cuda.statistics import PLANES
+from scaledot.backends.cuda.summary.chunks import chunks_kernel
+from scaledot.backends.cuda.summary.heads import heads_kernel
+from scaledot.backends.cuda.summary.places import Parts, Tokens
+from scaledot.backends.cuda.summary.rows import FIELDS, Rows
+from scaledot.backends.inputs import Inputs
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.problem import Settings
+
+ROWS = 256  # rows that a program measures at a time: two a thread
+ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
+TILES = 4  # such tiles of one program: 32 KiB of bfloat16
+MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
+
+
+def summarise(
+    statistics: Tensor,
+    inputs: Inputs,
+    settings: Settings,
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
+
+    statistics [PLANES or more, B, H, Q]: see statistics.py; what follows those planes is not read.
+    squares [B, H, Q]: the sum of squares of each query. E is B, or the number of packed sequences.
+    """
+    query, key, ends_q = inputs.query, inputs.key, inputs.cu_seqlens_q
+    assert statistics.is_contiguous()
+    assert statistics.shape[0] >= PLANES
+    sequences = None if ends_q is None else ends_q.shape[0] - 1
+    cut = _cut(query.shape, key.shape, sequences, squares is None)
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    floats = query.new_empty((len(FLOAT_FIELDS), *cut.heads), dtype=dtype)
+    counts = query.new_empty((len(COUNT_FIELDS), *cut.heads), dtype=torch.int64)
+    if not cut.head_programs:
+        return floats, counts
+    rows = Rows(statistics, squares, cut.plane)
+    queries = _tokens(query, ends_q, None)
+    keys = _tokens(key, inputs.cu_seqlens_k, inputs.key_lengths)
+    parts = Parts(query.new_empty(cut.numbers, dtype=torch.float64), *cut.parts)
+    first: dict[str, Any] = {
+        "rows": rows,
+        "query": queries,
+        "key": keys,
+        "sinks": numbers_of(inputs.sinks),
+        "parts": parts,
+        **cut.for_chunks,
+    }
+    second: dict[str, Any] = {
+        "rows": rows,
+        "query": queries,
+        "parts": parts,
+        "floats_ptr": floats,
+        "counts_ptr": counts,
+        **cut.for_heads,
+    }
+    launch(chunks_kernel, cut.chunk_programs, query, first, num_warps=4)
+    launch(heads_kernel, cut.head_programs, query, second, num_warps=1)
+    return floats, counts
+
+
+def _tokens(tensor: Tensor, ends: Tensor | None, lengths: Tensor | None) -> Tokens:
+    _, heads, tokens, width = tensor.shape
+    return Tokens(*heads_of(tensor), ends, lengths, heads, tokens, width)
+
+
+class Cut(NamedTuple):
+    """How the work is shared out, as kernels take it."""
+
+    chunk_programs: int
+    head_programs: int
+    heads: tuple[int, int]  # entries of the vitals, heads of each
+    plane: int  # numbers of one plane
+    numbers: int  # that the first launch leaves
+    parts: tuple[int, ...]  # the fields of Parts after its pointer
+    for_chunks: dict[str, int]
+    for_heads: dict[str, int]
+
+
+@functools.lru_cache(4096)
+def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool) -> Cut:
+    """sequences: packed ones. read: the entries of the query too."""
+    batch, heads, queries, width = query
+    groups, keys = key[1:3]
+    entries = batch if sequences is None else sequences
+    width_block = _power_of_two(width)
+    square_rows = min(max(ENTRIES // width_block, 1), ROWS)
+    sharing = sequences or 1  # one batch entry
+    row_chunks = _chunks(queries, ROWS, sharing)
+    query_chunks = _chunks(queries, square_rows * TILES, sharing) if read else 0
+    key_chunks = _chunks(keys, square_rows * TILES, sharing)
+    row_programs = entries * heads * row_chunks
+    query_programs = entries * heads * query_chunks
+    key_programs = entries * groups * key_chunks
+    return Cut(
+        chunk_programs=row_programs + query_programs + key_programs,
+        head_programs=entries * heads,
+        heads=(entries, heads),
+        plane=batch * heads * queries,
+        numbers=row_programs * FIELDS.value + 2 * (query_programs + key_programs),
+        parts=(row_chunks, query_chunks, key_chunks, row_programs, query_programs),
+        for_chunks={"ROWS": ROWS, "SQUARE_ROWS": square_rows, "WIDTH": width_block},
+        for_heads={
+            "heads_of_all": entries * heads,
+            "repeats": heads // max(groups, 1),
+            "ROW_CHUNKS": _power_of_two(row_chunks),
+            "QUERY_CHUNKS": _power_of_two(query_chunks),
+            "KEY_CHUNKS": _power_of_two(key_chunks),
+            "SQUARE_ROWS": max(square_rows // 4, 1),
+            "WIDTH": width_block,
+        },
+    )
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest that holds so many."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _chunks(tokens: int, at_a_time: int, sequences: int) -> int:
+    """How many programs share a head; a sequence longer than the others gets some to spare."""
+    even = -(-tokens // (at_a_time * sequences))
+    return min(max(even if sequences == 1 else 4 * even, 1), MAX_CHUNKS)

@@ -1,0 +1,312 @@
+"""The launches of a call made again: the same kernels and numbers, the call's own addresses."""
+
+import gc
+import weakref
+from typing import NamedTuple
+
+import pytest
+import torch
+
+jit = pytest.importorskip("triton.runtime.jit")
+tl = pytest.importorskip("triton.language")
+launching = pytest.importorskip("scaledot.backends.cuda.launching")
+additive = pytest.importorskip("scaledot.backends.cuda.additive.forward")
+prepare = pytest.importorskip("scaledot.backends.cuda.additive.prepare")
+replay = additive.replay
+
+from scaledot.backends.inputs import Inputs  # noqa: E402
+from scaledot.problem import describe  # noqa: E402
+
+
+class Compiled:
+    """As Triton's, with a note of every launch."""
+
+    packed_metadata = function = "as compiled"
+
+    def __init__(self, launches):
+        self.launches = launches
+
+    def __getitem__(self, grid):
+        return lambda *values: self.launches.append((grid, values))
+
+    def run(self, x, y, z, stream, function, packed, launch, enter, leave, *values):
+        self.launches.append(((x, y, z), values))
+
+
+class Kernel(jit.JITFunction):
+    """`searched`: launches that went through Triton; `launches`: all others."""
+
+    def __init__(self, body):
+        super().__init__(body)
+        self.searched, self.launches = [], []
+
+    def run(self, *args, grid, warmup, **kwargs):
+        self.searched.append((grid, kwargs))
+        return Compiled(self.launches)
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(launching, "KNOWN", True)
+    monkeypatch.setattr(replay, "_known", {})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+
+
+class Record(NamedTuple):
+    ptr: object
+    stride: object
+    SIZE: object
+
+
+def body(record, other_ptr, room_ptr, number, BLOCK: tl.constexpr):
+    pass
+
+
+def call(kernel, one, two, fact=None, number=0.5):
+    """One launch with a room; True where it was made again."""
+    described = replay.describe((one, two), fact)
+    if replay.again(described):
+        return True
+    recording = replay.Recording(described)
+    one, two = recording.tensors
+    room = recording.room(one, 12, torch.float32)
+    arguments = {
+        "record": Record(one, one.stride(0), tl.constexpr(4)),
+        "other_ptr": two,
+        "room_ptr": room[8:],
+        "number": number,
+        "BLOCK": 64,
+    }
+    recording.launch(kernel, 5, one, arguments, num_warps=4)
+    recording.keep()
+    return False
+
+
+def numbers(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def test_addresses_of_the_later_call_are_filled_in(monkeypatch):
+    kernel = Kernel(body)
+    assert not call(kernel, numbers(4, 8), numbers(8))
+    rooms = []
+    monkeypatch.setattr(torch.Tensor, "new_empty", _noting(torch.Tensor.new_empty, rooms))
+    one, two = numbers(4, 8), numbers(8)
+    assert call(kernel, one, two)
+    ((grid, values),) = kernel.launches
+    (room,) = rooms
+    assert grid == (5, 1, 1)
+    assert values == ((one.data_ptr(), 8, None), two.data_ptr(), room.data_ptr() + 32, 0.5, 64)
+    assert (room.numel(), room.dtype) == (12, torch.float32)
+    assert len(kernel.searched) == 1
+
+
+def _noting(function, made):
+    def call(*args, **kwargs):
+        made.append(function(*args, **kwargs))
+        return made[-1]
+
+    return call
+
+
+def test_one_tensor_in_two_places_may_be_two_later():
+    kernel, both = Kernel(body), numbers(4, 8)
+    assert not call(kernel, both, both)
+    one, two = numbers(4, 8), numbers(4, 8)
+    assert call(kernel, one, two)
+    ((_, values),) = kernel.launches
+    assert (values[0][0], values[1]) == (one.data_ptr(), two.data_ptr())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (numbers(5, 8), numbers(8)),
+        (numbers(4, 16)[:, ::2], numbers(8)),
+        (numbers(4, 8, dtype=torch.int32), numbers(8)),
+        (numbers(4, 8), numbers(9)[1:]),
+        (numbers(4, 8), None),
+        (numbers(4, 8), numbers(8), "another fact"),
+    ],
+    ids=["shape", "strides", "type", "alignment", "none", "fact"],
+)
+def test_calls_that_are_not_alike_are_described_anew(other):
+    kernel = Kernel(body)
+    assert not call(kernel, numbers(4, 8), numbers(8))
+    assert not call(kernel, *other)
+    assert call(kernel, *other)
+
+
+@pytest.mark.parametrize("number", [float("inf"), -0.0, 1e-300, True, None])
+def test_numbers_come_again_as_they_were(number):
+    kernel = Kernel(body)
+    for _ in range(2):
+        call(kernel, numbers(4, 8), numbers(8), number=number)
+    ((_, values),) = kernel.launches
+    assert repr(values[3]) == repr(number)
+
+
+def test_what_torch_computed_is_computed_each_time():
+    kernel = Kernel(body)
+    for _ in range(3):
+        assert not call(kernel, numbers(4, 8), numbers(8), number=numbers(1) + 1)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_only_a_triton_that_we_know_is_given_addresses(monkeypatch, known):
+    monkeypatch.setattr(launching, "KNOWN", known)
+    kernel = Kernel(body)
+    call(kernel, numbers(4, 8), numbers(8))
+    assert call(kernel, numbers(4, 8), numbers(8)) is known
+
+
+def test_hooks_and_other_devices_go_the_long_way(monkeypatch):
+    kernel = Kernel(body)
+    call(kernel, numbers(4, 8), numbers(8))
+    assert call(kernel, numbers(4, 8), numbers(8))
+    kernel.pre_run_hooks.append(print)
+    assert not call(kernel, numbers(4, 8), numbers(8))
+    kernel.pre_run_hooks.clear()
+    assert call(kernel, numbers(4, 8), numbers(8))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    described = replay.describe((numbers(4, 8), numbers(8)), None)
+    assert not replay.again(described)
+
+
+def test_no_tensor_is_kept():
+    one, two = numbers(4, 8), numbers(8)
+    storages = [weakref.ref(tensor.untyped_storage()) for tensor in (one, two)]
+    gone = [weakref.ref(one), weakref.ref(two)]
+    kernel = Kernel(body)
+    call(kernel, one, two)
+    del one, two
+    kernel.searched.clear()  # its own notes
+    gc.collect()
+    assert [kept() for kept in (*gone, *storages)] == [None] * 4
+
+
+# Additive attention: what a call made again launches is what the long way would launch for it.
+
+HEADS, WIDTH = 3, 20
+
+
+def problem(queries=70, keys=130, dtype=torch.bfloat16, **words):
+    query = torch.randn(2, HEADS, queries, WIDTH).to(dtype)
+    key, value = (torch.randn(2, HEADS, keys, WIDTH).to(dtype) for _ in range(2))
+    words = {name: word() if callable(word) else word for name, word in words.items()}
+    return describe(query, key, value, weight=torch.randn(HEADS, WIDTH).to(dtype), **words)
+
+
+AGAIN = {
+    "plain": {},
+    "float32": {"dtype": torch.float32},
+    "causal": {"is_causal": True},
+    "window and cap": {"window": (5, 3), "softcap": 20.0},
+    "log_n": {"scale": "log_n"},
+    "a scale a head": {"scale": lambda: torch.rand(HEADS)},
+    "sinks": {"sinks": lambda: torch.randn(HEADS)},
+    "lengths": {"key_lengths": lambda: torch.tensor([5, 7])},
+    "bias": {"attn_mask": lambda: torch.randn(70, 130)},
+}
+ANEW = {
+    "float64": {"dtype": torch.float64},
+    "a bool mask": {"attn_mask": lambda: torch.rand(70, 130) > 0.5},
+    "log_n of a bias": {"attn_mask": lambda: torch.randn(70, 130), "scale": "log_n"},
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    made = Kernel(prepare._prepare_kernel.fn), Kernel(additive._forward_kernel.fn)
+    monkeypatch.setattr(prepare, "_prepare_kernel", made[0])
+    monkeypatch.setattr(additive, "_forward_kernel", made[1])
+    counts = pytest.importorskip("scaledot.backends.cuda.counts")
+    monkeypatch.setattr(counts, "_count_kernel", Kernel(counts._count_kernel.fn))
+    return made
+
+
+def forward(given, wants_vitals):
+    out = torch.empty_like(given.query)
+    inputs = Inputs(*given[:10], None)
+    lse, statistics = additive.forward(inputs, given.settings, out, wants_vitals)
+    tensors = (*inputs, out, lse, statistics if wants_vitals else None)
+    return {t.data_ptr(): name for name, t in enumerate(tensors) if t is not None}
+
+
+def compared(values, names, start=None):
+    """Arguments with a tensor of the call as its name, one of the room as its distance."""
+    if isinstance(values, tuple):
+        return tuple(compared(value, names, start) for value in values)
+    if isinstance(values, tl.constexpr):
+        return None
+    address = values.data_ptr() if isinstance(values, torch.Tensor) else values
+    if address in names:
+        return f"tensor {names[address]}"
+    return f"room {address - start}" if isinstance(address, int) and address > 2**40 else address
+
+
+def launched(kernel, launch, names, start):
+    _, values = launch
+    if isinstance(values, dict):
+        values = tuple(values[name] for name in kernel.arg_names)
+    return compared(values, names, start)
+
+
+def room_of(launch, kernel):
+    """The address of query.exponent_ptr, the first part of the room."""
+    _, values = launch
+    score = values["score"] if isinstance(values, dict) else values[kernel.arg_names.index("score")]
+    first = score[0][0]
+    return first.data_ptr() if isinstance(first, torch.Tensor) else first
+
+
+@pytest.mark.parametrize("wants_vitals", [False, True])
+@pytest.mark.parametrize("words", AGAIN.values(), ids=AGAIN)
+def test_additive_attention_is_made_again_as_it_was(kernels, words, wants_vitals):
+    names = [forward(problem(**words), wants_vitals) for _ in range(3)]
+    for kernel in kernels:
+        assert (len(kernel.searched), len(kernel.launches)) == (1, 2)
+        first, later = kernel.searched[0], kernel.launches
+        wanted = launched(kernel, first, names[0], room_of(first, kernel))
+        assert "tensor 0" in str(wanted) or "tensor 2" in str(wanted)
+        for launch, own in zip(later, names[1:], strict=True):
+            assert launch[0] == (*first[0], 1, 1)
+            assert launched(kernel, launch, own, room_of(launch, kernel)) == wanted
+
+
+@pytest.mark.parametrize("words", ANEW.values(), ids=ANEW)
+def test_additive_attention_that_torch_prepares_is_prepared_each_time(kernels, words):
+    for _ in range(3):
+        forward(problem(**words), True)
+    assert set(replay._known.values()) == {None}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("words", [{}, {"is_causal": True}], ids=["plain", "causal"])
+def test_a_gpu_computes_the_same_again(monkeypatch, words):
+    import scaledot
+
+    monkeypatch.undo()  # the device is there
+
+    def draw():
+        query, key, value = (torch.randn(1, 2, 200, 32, device="cuda") for _ in range(3))
+        return query, key, value, torch.randn(2, 32, device="cuda")
+
+    first, second = draw(), draw()
+    replay._known.clear()
+    wanted = scaledot.additive_attention(*second, **words)
+    replay._known.clear()
+    scaledot.additive_attention(*first, **words)
+    assert any(replay._known.values())
+    assert torch.equal(scaledot.additive_attention(*second, **words), wanted)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert torch.equal(scaledot.additive_attention(*second, **words), wanted)
+    with torch.cuda.graph(graph):
+        captured = scaledot.additive_attention(*second, **words)
+    captured.zero_()
+    graph.replay()
+    assert torch.equal(captured, wanted)
