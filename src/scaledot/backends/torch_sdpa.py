@@ -147,7 +147,7 @@ def _gpu_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str 
         return "cuDNN takes no such batch, address or stride"
     if torch.are_deterministic_algorithms_enabled() and _needs_gradient(query, key, value):
         return "cuDNN's gradients are not deterministic"
-    shorter = 8192 if causal and query.shape[-1] == 64 else 2048
+    shorter = 4096 if causal and query.shape[-1] == 64 else 2048
     if key.shape[-2] >= shorter:
         return "our kernel is faster from this length on"
     return None

@@ -63,10 +63,9 @@ def add_blocks(
     padded = max(1 << (width - 1).bit_length(), 16)
     shape = (batch * groups, blocks, padded)
     matrices = query.new_empty((*shape, padded), dtype=torch.float32)
-    # Covariances as the sum of two, so that a product of 16 bits loses nothing that counts.
-    two = query.dtype == torch.bfloat16
-    kind = torch.bfloat16 if two else torch.float32
-    covariances = query.new_empty((1 + two, *shape, padded), dtype=kind)
+    # Covariances as the sum of two, so that products of few bits lose nothing that counts.
+    kind = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
+    covariances = query.new_empty((2, *shape, padded), dtype=kind)
     means = query.new_empty((2, *shape), dtype=torch.float32)
     warps = 4 if padded <= 64 else 8
     sizes = {"keys": keys, "block": block, "blocks": blocks, "WIDTH": padded}
@@ -85,7 +84,7 @@ def add_blocks(
         "matrices_ptr": matrices,
         "means_ptr": means[0],
         "covariances_ptr": covariances[0],
-        "rest_ptr": covariances[1] if two else None,
+        "rest_ptr": covariances[1],
         "running_ptr": means[1],
     }
     run |= sizes | {"BLOCKS": 1 << (blocks - 1).bit_length()}
@@ -96,7 +95,7 @@ def add_blocks(
         "statistics_ptr": statistics,
         "query_ptr": query,
         "covariances_ptr": covariances[0],
-        "rest_ptr": covariances[1] if two else None,
+        "rest_ptr": covariances[1],
         "running_ptr": means[1],
         "head_scale_ptr": inputs.head_scale,
         "batch": batch,
@@ -146,9 +145,15 @@ def _measure_blocks(
     start = index * block
     stop = tl.minimum(start + block, keys)
 
-    # Counted from the mean of the first keys: any point near the middle of all would do.
-    x = _load(keys_ptr, start, stop, d, width, stride_kn, stride_kd, KEYS)
-    centre = tl.sum(x.to(tl.float32), 0) / tl.minimum(stop - start, KEYS)
+    # Counted from the mean of the first keys where all keys lie on one side of zero, rounded like
+    # them: then what is left of a key has as few bits as the key. Elsewhere from zero.
+    some = _load(keys_ptr, start, stop, d, width, stride_kn, stride_kd, KEYS).to(tl.float32)
+    present = tl.minimum(stop - start, KEYS)
+    mean = tl.sum(some, 0) / present
+    inside = tl.arange(0, KEYS) < present
+    apart = tl.sum(tl.where(inside[:, None], tl.abs(some - mean[None, :]), 0.0), 0) / present
+    centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0)
+    centre = centre.to(key_ptr.dtype.element_ty).to(tl.float32)
     gram = tl.zeros([WIDTH, WIDTH], tl.float32)
     sums = tl.zeros([KEYS, WIDTH], tl.float32)
     for at in range(start, stop, KEYS):
@@ -208,10 +213,12 @@ def _run_on(
     shift = tl.cumsum(tl.where(there[:, None], off * size[:, None], 0.0), 0) / number[:, None]
     own_shift = tl.cumsum(tl.where(there, own_off * size, 0.0), 0) / number
     covariance = tl.cumsum(gram, 0) / number[:, None] - own_shift[:, None] * shift
-    tl.store(covariances_ptr + at, covariance, mask=there[:, None])
-    if rest_ptr is not None:
-        rounded = covariance.to(covariances_ptr.dtype.element_ty)
-        tl.store(rest_ptr + at, covariance - rounded.to(tl.float32), mask=there[:, None])
+    kind: tl.constexpr = covariances_ptr.dtype.element_ty
+    rounded = covariance.to(kind).to(tl.float32)
+    if kind == tl.float32:  # to the bits that a product in TF32 takes
+        rounded = (covariance.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    tl.store(covariances_ptr + at, rounded, mask=there[:, None])
+    tl.store(rest_ptr + at, covariance - rounded, mask=there[:, None])
     tl.store(running_ptr + place + row, own_centre + own_shift, mask=there)
 
 
@@ -272,9 +279,10 @@ def _add_to_rows(
             # A covariance is its own transpose: read like this, a column is what a product wants.
             entries = (place + d)[None, :] * WIDTH + part[:, None]
             covariance = tl.load(covariances_ptr + entries)
-            product = tl.dot(x.to(covariance.dtype), covariance, product, input_precision="tf32")
-            if rest_ptr is not None:
-                product = tl.dot(x, tl.load(rest_ptr + entries), product)
+            rest = tl.load(rest_ptr + entries)
+            x = x.to(rest.dtype)
+            product = tl.dot(x, covariance, product, input_precision="tf32")
+            product = tl.dot(x, rest, product, input_precision="tf32")
         q = _load(rows_ptr, tile * ROWS, queries, d, width, stride_qm, stride_qd, ROWS)
         q = q.to(tl.float32)
         mean_key = tl.load(running_ptr + place + d)
