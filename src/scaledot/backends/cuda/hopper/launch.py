@@ -48,15 +48,16 @@ def config_for(
     if width > 128:
         early = statistics or not causal
         return Config(64, 2, 2, early and not statistics, early)
+    short = causal and keys < 8192
     if width > 64:
-        turns = causal or moments == "all"
-        quarters = moments != "all" and (causal or statistics)
+        turns = short or moments == "all" or (causal and statistics)
+        quarters = moments != "all" and (short or statistics)
         return Config(128, 2, 2, turns, statistics, quarters)
     if moments == "all":
         return Config(128, 2, 2, True, causal)
-    if moments == "edges" or (causal and keys < 8192):
+    if moments == "edges" or short:
         return Config(128, 2, 2, True, True, True)
-    return Config(128, 2, 3, statistics, statistics, True)
+    return Config(128, 2, 3, statistics, statistics, statistics)
 
 
 class Passed(NamedTuple):

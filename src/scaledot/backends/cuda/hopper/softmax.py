@@ -108,22 +108,27 @@ def add_tile(
 
     `visible` says which scores are not hidden. before: a quarter of the keys in a and b so far.
     """
-    base = by_row(move.base, sums.l) + gl.zeros_like(sums.l)
     sums = follow(sums, move, first_score(s, sums.first), before, plan, MOMENTS)
     if MASKED or MOMENTS or not plan.QUARTERS:
-        return add_part(s, sums, base, visible, scale, plan, MASKED, MOMENTS)
+        u = s * scale - by_row(move.base, s)
+        p = gl.exp2(u)
+        if MASKED and plan.STATISTICS:
+            u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
+        sums = add_sums(by_thread(u), by_thread(p), sums, plan, MOMENTS)
+        return sums, narrow(p, plan.dtype)
     else:
         # Left alone, the compiler computes all exponents, then all exponentials, then all sums, and
         # each unit waits for the others. So a quarter may begin when the last but one is summed.
+        base = by_row(move.base, sums.l) + gl.zeros_like(sums.l)
         left, right = halves(s)
         s0, s1 = halves(left)
         s2, s3 = halves(right)
-        first, p0 = add_part(s0, sums, base, visible, scale, plan, False, False)
-        second, p1 = add_part(s1, first, base, visible, scale, plan, False, False)
+        first, p0 = add_quarter(s0, sums, base, scale, plan)
+        second, p1 = add_quarter(s1, first, base, scale, plan)
         base = known_after(base, first, nought)
-        third, p2 = add_part(s2, second, base, visible, scale, plan, False, False)
+        third, p2 = add_quarter(s2, second, base, scale, plan)
         base = known_after(base, second, nought)
-        fourth, p3 = add_part(s3, third, base, visible, scale, plan, False, False)
+        fourth, p3 = add_quarter(s3, third, base, scale, plan)
         return fourth, joined(joined(p0, p1), joined(p2, p3))
 
 
@@ -146,31 +151,35 @@ def follow(sums, move, first, before, plan, MOMENTS: gl.constexpr):
 
 
 @gluon.jit
-def add_part(s, sums, base, visible, scale, plan, MASKED: gl.constexpr, MOMENTS: gl.constexpr):
-    """The sums with the scores [64, n] of a tile or a part of it, and P."""
+def add_quarter(s, sums, base, scale, plan):
+    """The sums with a quarter of a tile, and its P; base [64, 4] as each thread knows it."""
     mine = by_thread(s)
     beside: gl.constexpr = gl.SliceLayout(2, mine.type.layout)
     u = mine * scale - at_home(base, beside)[:, :, None]
     p = gl.exp2(u)
+    sums = add_sums(u, p, sums, plan, False)
+    n: gl.constexpr = s.shape[1]
+    layout: gl.constexpr = s.type.layout
+    p = p.reshape([64, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([64, n])
+    return sums, narrow(at_home(p, layout), plan.dtype)
+
+
+@gluon.jit
+def add_sums(u, p, sums, plan, MOMENTS: gl.constexpr):
+    """u and p [64, 4, n / 4]: by thread."""
+    home: gl.constexpr = sums.l.type.layout
     w = sums.w
     p2 = sums.p2
     a = sums.a
     b = sums.b
-    home: gl.constexpr = sums.l.type.layout
     if plan.STATISTICS:
-        if MASKED:
-            u = gl.where(by_thread(visible), u, 0.0)  # P is 0 there, and 0 * inf would be NaN
         w = w + at_home(gl.sum(p * u, 2), home)
         p2 = p2 + at_home(gl.sum(p * p, 2), home)
         if MOMENTS:
             b = b + at_home(gl.sum(u * u, 2), home)
             a = a + at_home(gl.sum(u, 2), home)
     l = sums.l + at_home(gl.sum(p, 2), home)
-    n: gl.constexpr = s.shape[1]
-    layout: gl.constexpr = s.type.layout
-    p = p.reshape([64, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([64, n])
-    sums = Sums(sums.m, sums.pivot, l, w, p2, a, b, sums.first)
-    return sums, narrow(at_home(p, layout), plan.dtype)
+    return Sums(sums.m, sums.pivot, l, w, p2, a, b, sums.first)
 
 
 @gluon.jit
