@@ -49,8 +49,10 @@ def left_to_the_pass(queries, keys):
     return key >= seen_by_the_tile // BLOCK * BLOCK, key <= row
 
 
-@pytest.mark.parametrize("width", [16, 40, 64])
-@pytest.mark.parametrize(("queries", "keys"), [(523, 523), (300, 611), (129, 128), (100, 100)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "width"),
+    [(523, 523, 16), (523, 523, 40), (300, 611, 16), (129, 128, 64), (100, 100, 16)],
+)
 def test_rows_that_end_at_the_diagonal(queries, keys, width):
     query, key = drawn(4, 2, queries, keys, width)
     z = scores(query, key, 0.25)
@@ -71,8 +73,7 @@ def close(planes, whole):
     torch.testing.assert_close(planes[M2].double(), whole[M2], rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("keys", [256, 257, 1000, 100])
-@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize(("heads", "keys"), [(2, 256), (6, 257), (2, 611), (6, 100)])
 def test_rows_that_see_every_key(heads, keys):
     query, key = drawn(heads, 2, 131, keys, 32)
     planes = torch.zeros(PLANES, *query.shape[:3])

@@ -1,5 +1,7 @@
 """How a tensor lies in memory, as the kernels of a GPU that read 16 bytes at a time ask for it."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,9 @@ def is_aligned(tensor: Tensor) -> bool:
     if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
         return tensor.data_ptr() % ALIGNED_BYTES == 0
     return int(tensor.storage_offset()) * tensor.element_size() % ALIGNED_BYTES == 0
+
+
+@functools.lru_cache(4096)
+def new_strides(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Those that `torch.empty_like` gives to a new tensor like one with these; none is made."""
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

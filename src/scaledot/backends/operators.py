@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
+from scaledot.backends.layout import new_strides
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result
 from scaledot.problem import Problem, Settings
 
@@ -283,7 +284,7 @@ def _laid_out(grad: Tensor, tensor: Tensor) -> Tensor:
 @functools.lru_cache(4096)
 def _same_steps(shape: torch.Size, found: tuple[int, ...], of_tensor: tuple[int, ...]) -> bool:
     """Whether these are the strides of a new tensor like the one with those; 1 entry has none."""
-    like = torch.empty_like(torch.empty_strided(shape, of_tensor, device="meta")).stride()
+    like = new_strides(shape, of_tensor)
     return all(n == 1 or a == b for n, a, b in zip(shape, found, like, strict=True))
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.inputs import Inputs, Wanted
-from scaledot.backends.layout import is_aligned, is_regular
+from scaledot.backends.layout import is_aligned, is_regular, new_strides
 from scaledot.problem import Settings
 
 CUDNN_TILE = 128  # rows and keys
@@ -175,8 +175,7 @@ def _flash_serves(
 def _laid_out_like(query: Tensor, tensor: Tensor) -> Tensor:
     """The same numbers with the strides that a new tensor like the query has."""
     assert tensor.shape == query.shape
-    place = torch.empty_like(query)
-    alike = tensor.stride() == place.stride() and tensor.dtype == query.dtype
-    if alike and is_aligned(tensor):
+    alike = tensor.stride() == new_strides(query.shape, query.stride())
+    if alike and tensor.dtype == query.dtype and is_aligned(tensor):
         return tensor
-    return place.copy_(tensor)
+    return torch.empty_like(query).copy_(tensor)
