@@ -113,6 +113,7 @@ def test_any_call_on_hopper(device, seed):
 @pytest.fixture
 def _short_calls_count_as_long(monkeypatch):
     monkeypatch.setattr(hopper, "GRAM_FROM_KEYS", 100)
+    monkeypatch.setattr(hopper, "GRAM_FROM_QUERIES", 1)
     monkeypatch.setattr(moments, "block_for", lambda keys, summed: 256)
 
 

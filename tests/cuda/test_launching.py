@@ -75,6 +75,17 @@ def test_other_numbers_of_the_same_shape_have_the_same_key(other):
     assert key_of(other) == key_of("the same")
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, lambda t: t.as_subclass(Own)])
+def test_a_subclass_of_tensor_has_the_key_of_a_tensor(kind):
+    given = arguments(record(kind(NUMBERS)))
+    assert type(given["record"][0]) is not torch.Tensor
+    assert launching.launch_key(KERNEL, 0, given, {"num_warps": 4}) == key_of("the same")
+
+
+class Own(torch.Tensor):
+    """Whatever is made of it is of its kind, what detach() gives too."""
+
+
 def key_of(name):
     return launching.launch_key(KERNEL, 0, VARIANTS[name], {"num_warps": 4})
 

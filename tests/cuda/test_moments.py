@@ -126,3 +126,17 @@ def test_a_broken_key_breaks_only_rows_that_see_it():
     moments.add_blocks(planes, inputs_of(query, key), settings, BLOCK, TILE)
     close(planes[..., :300], whole[..., :300])
     assert planes[M2][..., 448:].isnan().all()
+
+
+def test_counts_that_have_lost_their_last_bits_name_the_right_block():
+    """2^24 + 3 keys, of which all but the first block are summed: as a float32 one key too many."""
+    query, key = drawn(2, 2, TILE, 2 * BLOCK, 16)
+    planes = torch.zeros(PLANES + 1, *query.shape[:3])
+    planes[COUNT], planes[HERE] = 2**24 + 3, 2**24 + 3 - BLOCK
+    assert (planes[COUNT] - planes[HERE] == BLOCK + 1).all()
+    z = scores(query, key[:, :, :BLOCK], 0.25)
+    planes[MEAN] = z.mean(-1)  # so that only the block's own deviations are left
+    whole = planes.double()
+    whole[M2] = z.var(-1, correction=0) * BLOCK
+    moments.add_blocks(planes, inputs_of(query, key), settings_of(right=0), BLOCK, TILE)
+    close(planes, whole)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.backends.layout import new_strides
@@ -179,7 +180,10 @@ def _is_plain(inputs: Inputs) -> bool:
 
 
 def _needs_gradients(inputs: Inputs) -> bool:
-    return inputs.value is not None and torch.is_grad_enabled() and _has_graph(inputs)
+    """Or tangents, which autograd refuses for us: without it they would get lost in silence."""
+    if inputs.value is None:
+        return False
+    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _has_graph(inputs))
 
 
 def _has_graph(inputs: Inputs) -> bool:

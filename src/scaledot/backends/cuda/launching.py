@@ -101,7 +101,8 @@ def _note(values: Iterable[Any], key: list[Any]) -> None:
         elif isinstance(value, tuple):
             key.append(len(value))
             _note(value, key)
-        elif isinstance(value, Tensor):
-            _note((value.detach(),), key)
+        elif isinstance(value, Tensor):  # a subclass, whose detach() may be one too
+            key.append(value.dtype)
+            key.append(value.data_ptr() & 15)
         else:  # bool, str
             key.append((kind, value))

@@ -265,12 +265,16 @@ def _add_to_rows(
         here = tl.load(at + 9 * plane, mask=inside, other=0.0)
     one = statistics_ptr + head * queries + tile * ROWS  # the rows of a tile miss the same keys
     there = tl.load(one + 6 * plane)
+    last = blocks - 1  # of the blocks that the rows see
     if not EVERYTHING:
         there -= tl.load(one + 9 * plane)
+        # To the nearest: past 2^24 a count has lost its last bits.
+        last = (there / block + 0.5).to(tl.int32) - 1
+        there = ((last + 1) * block).to(tl.float32)
     if there > 0.0:
         d = tl.arange(0, WIDTH)
         place = (entry * groups + own // (heads // groups)) * blocks
-        place = (place + tl.cdiv(there.to(tl.int32), block) - 1) * WIDTH
+        place = (place + last) * WIDTH
         rows_ptr = query_ptr + entry * stride_qb + own * stride_qh
         product = tl.zeros([ROWS, WIDTH], tl.float32)
         for first in range(0, WIDTH, PART):

@@ -18,6 +18,7 @@ MOST_TOKENS = 2**30  # positions are int32 in the kernel
 # From so many keys on, moments of whole blocks of keys come from Gram matrices (moments.py). Those
 # take as long for each token, however many keys it sees; sums inside the pass a tenth of its time.
 GRAM_FROM_KEYS = 8192  # twice as many where a row sees half of them
+GRAM_FROM_QUERIES = 1024  # the matrices cost the same for one query
 GRAM_WIDEST = 128
 
 
@@ -82,11 +83,12 @@ def _forward(
 
 def _moments_in_the_pass(inputs: Inputs, settings: Settings) -> str:
     """Of which keys, see `launch.forward`."""
-    keys, width = inputs.key.shape[2:]
+    queries, (keys, width) = inputs.query.shape[2], inputs.key.shape[2:]
     from_the_first_key = settings.left is None and inputs.cu_seqlens_q is None
     to_the_last = settings.right is None and inputs.key_lengths is None
     enough = GRAM_FROM_KEYS if to_the_last else 2 * GRAM_FROM_KEYS
-    if not from_the_first_key or keys < enough or width > GRAM_WIDEST:
+    many = keys >= enough and queries >= GRAM_FROM_QUERIES
+    if not from_the_first_key or not many or width > GRAM_WIDEST:
         return "all"
     return "none" if to_the_last else "edges"
 
