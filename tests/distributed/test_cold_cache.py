@@ -51,12 +51,11 @@ def compiled():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from scaledot.backends.cuda import gram
+    from scaledot.backends.cuda import moments
 
-    pointers = {"query_ptr": "*bf16", "key_ptr": "*bf16"}
-    pointers |= dict.fromkeys(("grams_ptr", "means_ptr", "counts_ptr"), "*fp32")
-    sizes = {"WIDTH": 64, "ROWS": 64}
-    kernel = gram._gram_chunks
+    pointers = {"key_ptr": "*bf16", "matrices_ptr": "*fp32", "means_ptr": "*fp32"}
+    sizes = {"WIDTH": 64, "KEYS": 64}
+    kernel = moments._measure_blocks
     signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
     signature |= dict.fromkeys(sizes, "constexpr")
     hits = []
@@ -74,7 +73,7 @@ def attend_and_compile(rank, world):
     dist.barrier()  # nobody is ahead
     numbers = everything()
     written = [str(path) for path in Path(os.environ["HOME"]).rglob("*")]
-    from scaledot.backends.cuda import gram  # noqa: F401  its import takes seconds, not the same
+    from scaledot.backends.cuda import moments  # noqa: F401  takes seconds, and not the same
 
     dist.barrier()
     return numbers, written, compiled()
@@ -126,8 +125,8 @@ def test_a_rank_killed_while_it_compiles_leaves_no_broken_kernel(tmp_path):
     found = spawn(compile_beside_a_rank_that_dies, 2, may_die=(0,), environment=environment)
     left, (digest, cached), again = found[1]
     assert found[0] is None
-    assert "_gram_chunks.ptx" in left  # it had come far
-    assert "__grp___gram_chunks.json" not in left  # but what says «complete» was not there
+    assert "_measure_blocks.ptx" in left  # it had come far
+    assert "__grp___measure_blocks.json" not in left  # but what says «complete» was not there
     assert not cached
     assert again == (digest, True)
 

@@ -88,7 +88,7 @@ def store_moments(call, tile, sums, WHO: gl.constexpr):
     a = gl.convert_layout(gl.sum(sums.a, 1), layout)
     b = gl.convert_layout(gl.sum(sums.b, 1), layout)
     mean = a / gl.maximum(n, 1.0)
-    m2 = gl.maximum(b - a * mean, 0.0) * (LN2 * LN2)
+    m2 = gl.where(n > 0.0, gl.maximum(b - a * mean, 0.0) * (LN2 * LN2), 0.0)
     mean = gl.where(n > 0.0, (sums.pivot + mean) * LN2, 0.0)
     inside = row < tile.queries
     entry = (tile.batch * call.heads + tile.head).to(gl.int64)
