@@ -244,7 +244,8 @@ def compared(values, names, start=None):
     address = values.data_ptr() if isinstance(values, torch.Tensor) else values
     if address in names:
         return f"tensor {names[address]}"
-    return f"room {address - start}" if isinstance(address, int) and address > 2**40 else address
+    inside = isinstance(address, int) and start is not None and 0 <= address - start < 2**24
+    return f"room {address - start}" if inside else address
 
 
 def launched(kernel, launch, names, start):
