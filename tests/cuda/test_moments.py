@@ -49,20 +49,25 @@ def left_to_the_pass(queries, keys):
     return key >= seen_by_the_tile // BLOCK * BLOCK, key <= row
 
 
+def planes_of_the_pass(query, key):
+    """What the pass leaves of rows that end at the diagonal; and what they should become."""
+    z = scores(query, key, 0.25)
+    own, seen = left_to_the_pass(query.shape[2], key.shape[2])
+    whole = torch.empty(PLANES + 1, *query.shape[:3], dtype=torch.float64)
+    settle(whole, z, seen)
+    planes = torch.empty_like(whole)
+    settle(planes, z, seen & own)
+    planes[HERE], planes[COUNT] = planes[COUNT].clone(), whole[COUNT]
+    return planes.float(), whole
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "width"),
     [(523, 523, 16), (523, 523, 40), (300, 611, 16), (129, 128, 64), (100, 100, 16)],
 )
 def test_rows_that_end_at_the_diagonal(queries, keys, width):
     query, key = drawn(4, 2, queries, keys, width)
-    z = scores(query, key, 0.25)
-    own, seen = left_to_the_pass(queries, keys)
-    whole = torch.empty(PLANES + 1, *query.shape[:3], dtype=torch.float64)
-    settle(whole, z, seen)
-    planes = torch.empty_like(whole)
-    settle(planes, z, seen & own)
-    planes[HERE], planes[COUNT] = planes[COUNT].clone(), whole[COUNT]
-    planes = planes.float()
+    planes, whole = planes_of_the_pass(query, key)
     settings = settings_of(right=0)
     moments.add_blocks(planes, inputs_of(query, key), settings, BLOCK, TILE)
     close(planes, whole)
@@ -113,14 +118,7 @@ def test_a_large_common_part_of_the_keys_costs_no_digits():
 
 def test_a_broken_key_breaks_only_rows_that_see_it():
     query, key = drawn(2, 2, 523, 523, 16)
-    z = scores(query, key, 0.25)
-    own, seen = left_to_the_pass(523, 523)
-    whole = torch.empty(PLANES + 1, *query.shape[:3], dtype=torch.float64)
-    settle(whole, z, seen)
-    planes = torch.empty_like(whole)
-    settle(planes, z, seen & own)
-    planes[HERE], planes[COUNT] = planes[COUNT].clone(), whole[COUNT]
-    planes = planes.float()
+    planes, whole = planes_of_the_pass(query, key)
     key[:, :, 300] = float("nan")
     settings = settings_of(right=0)
     moments.add_blocks(planes, inputs_of(query, key), settings, BLOCK, TILE)
