@@ -8,11 +8,8 @@ import torch
 
 from scaledot import measure
 from scaledot.backends.inputs import Inputs
-from scaledot.problem import Settings
 
 summary = pytest.importorskip("scaledot.backends.cuda.summary")
-
-SETTINGS = Settings(1.0, False, 0.0, 0.0, None, None, False)
 
 
 def make_inputs(device, shape, **tensors):
@@ -126,7 +123,7 @@ def test_vitals_are_those_of_measure(device, shape, sinks):
     sink = torch.randn(1, shape[1]).to(device) if sinks else None
     inputs = make_inputs(device, shape, sinks=sink)
     planes = make_planes(device, shape)
-    found = summary.summarise(planes, inputs, SETTINGS)
+    found = summary.summarise(planes, inputs)
     assert found[0].dtype == torch.float32
     assert_same(found, expected(planes, inputs))
 
@@ -137,7 +134,7 @@ def test_every_type_of_entry_is_squared(device, dtype):
     inputs = make_inputs(device, shape, dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     planes = make_planes(device, shape, dtype=wide)
-    found = summary.summarise(planes, inputs, SETTINGS)
+    found = summary.summarise(planes, inputs)
     assert found[0].dtype == wide
     assert_same(found, expected(planes, inputs), rtol=1e-13 if wide == torch.float64 else 3e-7)
 
@@ -150,7 +147,7 @@ def test_keys_end_at_their_lengths_and_padding_is_not_read(device):
     wanted = expected(planes, inputs)
     for entry, length in enumerate(lengths.tolist()):
         inputs.key[entry, :, length:] = math.nan
-    assert_same(summary.summarise(planes, inputs, SETTINGS), wanted)
+    assert_same(summary.summarise(planes, inputs), wanted)
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
@@ -164,7 +161,7 @@ def test_packed_rows_belong_to_their_sequences(device, kind):
         cu_seqlens_k=torch.tensor([0, 300, 301, 301, 311], dtype=kind, device=device),
     )
     planes = make_planes(device, shape)
-    found = summary.summarise(planes, inputs, SETTINGS)
+    found = summary.summarise(planes, inputs)
     assert found[0].shape == (13, 4, 4)
     assert_same(found, expected(planes, inputs))
 
@@ -173,23 +170,23 @@ def test_sinks_of_each_batch_entry_are_its_own(device):
     shape = (3, 2, 2, 5, 4, 3)
     inputs = make_inputs(device, shape, sinks=torch.randn(3, 2).to(device))
     planes = make_planes(device, shape)
-    assert_same(summary.summarise(planes, inputs, SETTINGS), expected(planes, inputs))
+    assert_same(summary.summarise(planes, inputs), expected(planes, inputs))
 
 
 def test_layouts_of_query_and_key_do_not_matter(device):
     shape = (2, 6, 2, 37, 41, 8)
     inputs = make_inputs(device, shape)
     planes = make_planes(device, shape)
-    wanted = summary.summarise(planes, inputs, SETTINGS)
+    wanted = summary.summarise(planes, inputs)
     strided = inputs._replace(
         query=inputs.query.transpose(1, 3).contiguous().transpose(1, 3),
         key=torch.stack([inputs.key, inputs.key * math.nan], -1)[..., 0],
     )
-    found = summary.summarise(planes, strided, SETTINGS)
+    found = summary.summarise(planes, strided)
     # A compiler may read other strides by other threads, and so add in another order.
     torch.testing.assert_close(found[0], wanted[0], rtol=3e-7, atol=0.0, equal_nan=True)
     expanded = inputs._replace(key=inputs.key[:1, :1].expand(inputs.key.shape))
-    found = summary.summarise(planes, expanded, SETTINGS)
+    found = summary.summarise(planes, expanded)
     assert_same(found, expected(planes, expanded))
 
 
@@ -198,7 +195,7 @@ def test_nothing_cancels_far_from_zero(device):
     shape = (1, 2, 2, 777, 50, 4)
     inputs = make_inputs(device, shape)
     planes = make_planes(device, shape, far=1e6)
-    found = summary.summarise(planes, inputs, SETTINGS)
+    found = summary.summarise(planes, inputs)
     assert_same(found, expected(planes, inputs), rtol=1e-6)
 
 
@@ -211,7 +208,7 @@ def test_squares_may_leave_float32(device, size, dtype):
         query=(inputs.query * size).to(dtype), key=(inputs.key * size).to(dtype)
     )
     planes = make_planes(device, shape)
-    found = summary.summarise(planes, inputs, SETTINGS)
+    found = summary.summarise(planes, inputs)
     assert_same(found, expected(planes, inputs))
 
 
@@ -222,7 +219,7 @@ def test_entries_that_are_not_finite_are_left_out(device):
     inputs.query[0, 1, 1, :] = math.nan
     inputs.key[0, 0, 4, 5] = -math.inf
     planes = make_planes(device, shape)
-    found = summary.summarise(planes, inputs, SETTINGS)
+    found = summary.summarise(planes, inputs)
     wanted = expected(planes, inputs)
     assert wanted[1][5].unique().tolist() == [10 * 16 - 1]
     assert_same(found, wanted)
@@ -234,7 +231,7 @@ def test_a_head_without_rows_reports_nothing(device):
     planes = make_planes(device, shape)
     planes[:2, 0, 1] = -math.inf
     planes[2:, 0, 1] = 0.0
-    floats, counts = summary.summarise(planes, inputs, SETTINGS)
+    floats, counts = summary.summarise(planes, inputs)
     assert floats[0, 0, 1] == -math.inf
     assert floats[1:12, 0, 1].tolist() == [0.0] * 11
     assert counts[:5, 0, 1].tolist() == [0] * 5
@@ -250,7 +247,7 @@ def test_empty_dimensions(device, shape):
     batch, heads, _, queries, keys, _ = shape
     planes = torch.zeros(9, batch, heads, queries, device=device)
     planes[:2] = -math.inf
-    floats, counts = summary.summarise(planes, inputs, SETTINGS)
+    floats, counts = summary.summarise(planes, inputs)
     assert floats.shape == (13, batch, heads)
     assert counts.shape == (6, batch, heads)
     assert (floats[0] == -math.inf).all()
@@ -263,9 +260,9 @@ def test_planes_after_the_last_of_the_contract_are_not_read(device):
     shape = (2, 3, 1, 300, 11, 5)
     inputs = make_inputs(device, shape)
     planes = make_planes(device, shape)
-    wanted = summary.summarise(planes, inputs, SETTINGS)
+    wanted = summary.summarise(planes, inputs)
     more = torch.cat([planes, torch.full_like(planes[:2], math.nan)])
-    found = summary.summarise(more, inputs, SETTINGS)
+    found = summary.summarise(more, inputs)
     for one, two in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, two, rtol=0.0, atol=0.0)
 
@@ -274,8 +271,8 @@ def test_two_runs_give_the_same_bits(device):
     shape = (2, 4, 2, 600, 33, 16)
     inputs = make_inputs(device, shape)
     planes = make_planes(device, shape)
-    first = summary.summarise(planes, inputs, SETTINGS)
-    second = summary.summarise(planes, inputs, SETTINGS)
+    first = summary.summarise(planes, inputs)
+    second = summary.summarise(planes, inputs)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -298,7 +295,7 @@ def test_squares_of_the_forward_kernel_serve_or_the_query_is_read_after_all(devi
     inputs.query[0, 1, 5, :] = math.nan  # not counted
     planes = make_planes(device, shape)
     planes[0, 0, 1, 5] = math.nan
-    found = summary.summarise(planes, inputs, SETTINGS, row_squares(inputs))
+    found = summary.summarise(planes, inputs, row_squares(inputs))
     assert_same(found, expected(planes, inputs))
 
 
@@ -307,5 +304,5 @@ def test_squares_of_the_forward_kernel_are_used(device):
     inputs = make_inputs(device, shape)
     planes = make_planes(device, shape)
     told = torch.full(shape[:2] + shape[3:4], 12.0, device=device)
-    floats, _ = summary.summarise(planes, inputs, SETTINGS, told)
+    floats, _ = summary.summarise(planes, inputs, told)
     assert floats[11].tolist() == [[2.0, 2.0]]

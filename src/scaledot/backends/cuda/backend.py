@@ -43,7 +43,6 @@ def measured(
     lse: Tensor,
     statistics: Tensor,
     inputs: Inputs,
-    settings: Settings,
     squares: Tensor | None,
     wants_vitals: bool,
     per_row: bool,
@@ -53,7 +52,7 @@ def measured(
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise
 
-    floats, counts = summarise(statistics, inputs, settings, squares)
+    floats, counts = summarise(statistics, inputs, squares)
     rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
     return Measured(lse, floats, counts, rows)
 

@@ -39,7 +39,7 @@ def _forward(
         lse, rows = additive.forward(inputs, settings, out, wants_vitals)
     else:
         lse, rows = forward.forward(inputs, settings, out, wants_vitals)
-    return backend.measured(lse, rows, inputs, settings, None, wants_vitals, per_row)
+    return backend.measured(lse, rows, inputs, None, wants_vitals, per_row)
 
 
 engine = operators.define("triton", _forward, backend.backward, ("CUDA", "CPU"))

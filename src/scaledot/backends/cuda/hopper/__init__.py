@@ -78,7 +78,7 @@ def _forward(
     if wants_vitals and summed != "all":
         # After the long kernel: while it runs, the short ones are queued.
         moments.add_blocks(rows, inputs, settings, block, tile_rows)
-    return backend.measured(lse, rows, inputs, settings, squares, wants_vitals, per_row)
+    return backend.measured(lse, rows, inputs, squares, wants_vitals, per_row)
 
 
 def _moments_in_the_pass(inputs: Inputs, settings: Settings) -> str:

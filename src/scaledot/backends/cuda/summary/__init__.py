@@ -24,7 +24,6 @@ from scaledot.backends.cuda.summary.places import Parts, Tokens
 from scaledot.backends.cuda.summary.rows import FIELDS, Rows
 from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
-from scaledot.problem import Settings
 
 ROWS = 256  # rows that a program measures at a time: two a thread
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
@@ -35,7 +34,6 @@ MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
 def summarise(
     statistics: Tensor,
     inputs: Inputs,
-    settings: Settings,
     squares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
