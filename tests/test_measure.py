@@ -1,7 +1,10 @@
 """Vitals merge disjoint rows, RowState merges key blocks of the same rows; both print well."""
 
+import copy
+import dataclasses
 import json
 import math
+import pickle
 from dataclasses import fields
 from functools import reduce
 from html.parser import HTMLParser
@@ -14,7 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
 import scaledot
-from scaledot.measure import BANDS, COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, RowState, Vitals
+from scaledot.measure import (
+    BANDS,
+    COUNT_FIELDS,
+    FLOAT_FIELDS,
+    ROW_FIELDS,
+    RowState,
+    RowVitals,
+    Vitals,
+)
 
 HEADS, KEYS, WIDTH = 2, 7, 3
 laws = settings(deadline=None, derandomize=True, max_examples=60)
@@ -309,6 +320,83 @@ def test_vitals_are_a_pytree(vitals):
         assert (back.per_row is None) == (each.per_row is None)
     doubled = _pytree.tree_map(lambda t: t * 2, vitals)
     assert torch.equal(doubled.rows, vitals.rows * 2)
+
+
+def fresh(rows=False):
+    """As a backend hands them over, with numbers that say where they belong."""
+    shape = (2, 3)
+    floats = torch.arange(len(FLOAT_FIELDS) * 6.0).reshape(-1, *shape)
+    counts = 1000 + torch.arange(len(COUNT_FIELDS) * 6).reshape(-1, *shape)
+    of_rows = torch.randn(len(ROW_FIELDS), *shape, 4)
+    return Vitals.unpacked(floats, counts, RowVitals(*of_rows) if rows else None)
+
+
+def test_fields_are_cut_when_one_is_looked_at():
+    vitals = fresh()
+    floats, counts = vitals.packed()
+    assert vitals.shape == (2, 3)
+    assert list(vars(vitals)) == ["per_row"]
+    for names, whole in ((FLOAT_FIELDS, floats), (COUNT_FIELDS, counts)):
+        for name, part in zip(names, whole, strict=True):
+            assert torch.equal(getattr(vitals, name), part)
+    assert vitals.entropy is vitals.entropy
+    assert set(vars(vitals)) == {field.name for field in fields(Vitals)}
+    assert vitals.packed()[0] is floats
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("looked_at", [False, True])
+@pytest.mark.parametrize(
+    "again",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda vitals: pickle.loads(pickle.dumps(vitals)),
+        dataclasses.replace,
+        lambda vitals: Vitals.unpacked(*vitals.packed(), vitals.per_row),
+        lambda vitals: Vitals(**{f.name: getattr(vitals, f.name) for f in fields(vitals)}),
+    ],
+    ids=["copy", "deepcopy", "pickle", "replace", "packed", "fields"],
+)
+def test_copies_hold_all_fields(again, looked_at, rows):
+    vitals = fresh(rows)
+    if looked_at:
+        assert vitals.rows.shape == (2, 3)
+    copied = again(vitals)
+    assert_identical(copied, fresh())
+    assert (copied.per_row is not None) == rows
+    assert [part.shape for part in copied.packed()] == [part.shape for part in fresh().packed()]
+
+
+def test_a_field_that_does_not_exist_is_named():
+    with pytest.raises(AttributeError, match="no attribute 'entropie'"):
+        fresh().entropie  # noqa: B018
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fresh().entropy = torch.zeros(2, 3)
+
+
+def test_vitals_come_out_of_vmap():
+    floats, counts = fresh().packed()
+    both = torch.func.vmap(Vitals.unpacked, in_dims=(1, 1))(floats, counts)
+    assert_identical(both, fresh())
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_compiled_function_takes_vitals_and_makes_them(looked_at):
+    def double(vitals):
+        merged = vitals.merge(vitals)
+        back = Vitals.unpacked(*vitals.packed())
+        return merged, back, vitals.shape, vitals.entropy + 1
+
+    vitals = fresh()
+    if looked_at:
+        assert vitals.rows.shape == (2, 3)
+    merged, back, shape, entropy = torch.compile(double, backend="eager", fullgraph=True)(vitals)
+    assert_identical(back, fresh())
+    assert_identical(merged, fresh().merge(fresh()))
+    assert shape == (2, 3)
+    assert torch.equal(entropy, fresh().entropy + 1)
 
 
 # --- RowState ------------------------------------------------------------------------------------

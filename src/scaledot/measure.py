@@ -9,7 +9,6 @@ import html
 import math
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -78,8 +77,15 @@ class RowVitals(NamedTuple):
     sum_p2: Tensor
 
 
+class _Together:
+    """Where vitals keep a backend's own [fields, ...]: beside the fields, not among them."""
+
+    __slots__ = ("_together",)
+    _together: tuple[Tensor, Tensor]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Vitals:
+class Vitals(_Together):
     """How healthy each head's softmax is; see DESIGN.md for the definition of every field.
 
     All tensors have the query's leading shape. `ratio_rows`, `q_entries` and `k_entries` are the
@@ -109,20 +115,40 @@ class Vitals:
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """[fields, ...] twice, in the order of FLOAT_FIELDS and of COUNT_FIELDS."""
-        made = _made_packed.get(self)
-        if made is None:
-            parts = [getattr(self, name) for name in (*FLOAT_FIELDS, *COUNT_FIELDS)]
-            made = torch.stack(parts[: len(FLOAT_FIELDS)]), torch.stack(parts[len(FLOAT_FIELDS) :])
-        return made
+        made = self._made()
+        if made is not None:
+            return made
+        parts = [getattr(self, name) for name in (*FLOAT_FIELDS, *COUNT_FIELDS)]
+        return torch.stack(parts[: len(FLOAT_FIELDS)]), torch.stack(parts[len(FLOAT_FIELDS) :])
 
     @staticmethod
     def unpacked(floats: Tensor, counts: Tensor, per_row: RowVitals | None = None) -> "Vitals":
-        named = dict(zip(FLOAT_FIELDS, floats.unbind(), strict=True))
-        named |= zip(COUNT_FIELDS, counts.unbind(), strict=True)
-        vitals = Vitals(**named, per_row=per_row)
-        if not torch.compiler.is_compiling():
-            _made_packed[vitals] = floats, counts
+        """The opposite of `packed`."""
+        if torch.compiler.is_compiling():
+            return Vitals(**_cut(floats, counts), per_row=per_row)
+        vitals = object.__new__(Vitals)
+        object.__setattr__(vitals, "_together", (floats, counts))
+        object.__setattr__(vitals, "per_row", per_row)
         return vitals
+
+    def _made(self) -> tuple[Tensor, Tensor] | None:
+        """What a backend made; for a compiler there are only fields."""
+        return None if torch.compiler.is_compiling() else getattr(self, "_together", None)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Asked for what is missing: fields are cut when one is first looked at.
+
+        Nineteen tensors take as long as a launch, and most vitals are handed on as they are.
+        """
+        if name not in _CUT:
+            raise AttributeError(f"'Vitals' object has no attribute {name!r}", name=name, obj=self)
+        named = vars(self)
+        named |= _cut(*self._together)
+        return named[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: all fields, and nothing else."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def passes(self) -> Tensor:
@@ -131,7 +157,8 @@ class Vitals:
 
     @property
     def shape(self) -> torch.Size:
-        return self.max_logit.shape
+        made = self._made()
+        return self.max_logit.shape if made is None else made[0].shape[1:]
 
     @staticmethod
     def empty(
@@ -189,8 +216,15 @@ class Vitals:
         return not self.max_logit.is_meta and type(self.max_logit) is Tensor
 
 
-# A backend's own [fields, ...], of which the tensors of these vitals are views.
-_made_packed: WeakKeyDictionary[Vitals, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_CUT = frozenset(FLOAT_FIELDS + COUNT_FIELDS)
+
+
+def _cut(floats: Tensor, counts: Tensor) -> dict[str, Any]:
+    """Each field by its name."""
+    named = dict(zip(FLOAT_FIELDS, floats.unbind(), strict=True))
+    named |= zip(COUNT_FIELDS, counts.unbind(), strict=True)
+    return named
+
 
 SHOWN_HEADS = 8
 
@@ -413,7 +447,8 @@ def vitals_from(result: Result, lead: tuple[int, ...], row_lead: tuple[int, ...]
     if row_lead is not None:
         queries = rows.shape[-1]
         per_row = RowVitals(*(tensor.reshape(*row_lead, queries) for tensor in rows.unbind()))
-    floats, counts = (numbers.reshape(len(numbers), *lead) for numbers in (floats, counts))
+    if len(lead) != 2:
+        floats, counts = (numbers.reshape(len(numbers), *lead) for numbers in (floats, counts))
     return Vitals.unpacked(floats, counts, per_row)
 
 

@@ -112,9 +112,11 @@ def test_any_call_on_hopper(device, seed):
 
 @pytest.fixture
 def _short_calls_count_as_long(monkeypatch):
-    monkeypatch.setattr(hopper, "GRAM_FROM_KEYS", 100)
+    at_once = {64: (100, 100), 128: (100, 100), 256: (100, 100)}
+    monkeypatch.setattr(hopper, "GRAM_WHOLE", at_once)
+    monkeypatch.setattr(hopper, "GRAM_EDGES", at_once | {256: (None, None)})
     monkeypatch.setattr(hopper, "GRAM_FROM_QUERIES", 1)
-    monkeypatch.setattr(moments, "block_for", lambda keys, summed: 256)
+    monkeypatch.setattr(moments, "block_for", lambda keys: 256)
 
 
 @needs_hopper
@@ -129,8 +131,9 @@ def test_any_call_whose_moments_come_from_blocks(device, seed):
 
 @needs_hopper
 @pytest.mark.usefixtures("_short_calls_count_as_long")
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(
+    ("width", "is_causal"), [(64, False), (128, False), (256, False), (64, True), (128, True)]
+)
 def test_moments_from_blocks_are_those_of_the_pass(device, width, is_causal, monkeypatch):
     torch.manual_seed(0)
     query, key = (
@@ -138,7 +141,7 @@ def test_moments_from_blocks_are_those_of_the_pass(device, width, is_causal, mon
     )
     key += 5.0
     found = scaledot.vitals(query, key, is_causal=is_causal, backend="hopper")
-    monkeypatch.setattr(hopper, "GRAM_FROM_KEYS", 10**9)
+    monkeypatch.setattr(hopper, "GRAM_FROM_QUERIES", 10**9)
     summed = scaledot.vitals(query, key, is_causal=is_causal, backend="hopper")
     for name in ("logit_mean", "logit_std", "row_std"):
         a, b = getattr(found, name), getattr(summed, name)

@@ -1,5 +1,8 @@
 """Launching again by our own key: what Triton compiles apart must have another one."""
 
+import functools
+import types
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -174,6 +177,121 @@ def test_a_profiler_is_told_of_every_launch(counting, monkeypatch):
     finally:
         hook.remove(tell)
     assert [grid for grid, _ in compiled.launches] == [(3, 1, 1), (5, 1, 1)]
+
+
+# Straight to the launcher: what it is given must be what Triton's own way gives it.
+
+
+@dataclass
+class Descriptor:
+    base: torch.Tensor
+    shape: list
+    strides: list
+    block_shape: list
+    padding: str = "zero"
+
+
+NOTE = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False}
+
+
+def launcher(driver, noted, signature, notes, **scratch):
+    """Triton's launcher of a compiled kernel, with `noted` in place of what it compiles in C."""
+    made = object.__new__(driver.CudaLauncher)
+    made.num_ctas = 1
+    made.launch = driver.wrap_handle_tensordesc(noted, signature, notes)
+    for kind in ("global", "profile"):
+        setattr(made, f"{kind}_scratch_size", scratch.get(kind, 0))
+        setattr(made, f"{kind}_scratch_align", 1)
+    made.launch_cooperative_grid, made.launch_pdl = "cooperative", "dependent"
+    return made
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Triton's module for NVIDIA's driver, which encodes nothing."""
+    module = pytest.importorskip("triton.backends.nvidia.driver")
+    active = types.SimpleNamespace(
+        utils=types.SimpleNamespace(fill_tma_descriptor=lambda *values: ("encoded", *values))
+    )
+    monkeypatch.setattr(module.triton.runtime, "driver", types.SimpleNamespace(active=active))
+    monkeypatch.setattr(launching, "KNOWN", True)
+    launching._cuda_launcher.cache_clear()
+    yield module
+    launching._cuda_launcher.cache_clear()
+
+
+def test_straight_to_the_launcher_is_what_triton_does(driver):
+    noted, tensor = [], torch.zeros(6, 8)
+    descriptor = Descriptor(tensor, [6, 8], [8, 1], [2, 4])
+    signature = {"a": "i32", "b": "tensordesc<fp32[2, 4]>", "c": ("*fp32", "i32")}
+    run = launcher(driver, lambda *given: noted.append(given), signature, [NOTE])
+    compiled = types.SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+    own = (5, 1, 1, "stream", "function", "metadata", None, None, None)
+    run(*own, 3, descriptor, (tensor.data_ptr(), 7))
+    straight = launching.straight_to(compiled, 5)
+    (note,) = straight.notes
+    place = launching.Place(tensor.data_ptr())
+    expanded = launching.expand(launching.Described(place, [6, 8], [8, 1], "zero"), note)
+    assert expanded[0][:2] == ("encoded", tensor.data_ptr())
+    head = list(straight.head)
+    assert head[launching.STREAM] is None
+    head[launching.STREAM] = "stream"
+    straight.start(*head, 3, *expanded, (tensor.data_ptr(), 7))
+    by_triton, by_us = noted
+    assert by_triton == by_us
+
+
+def test_without_descriptors_the_launcher_is_the_compiled_one(driver):
+    noted = []
+    start = functools.partial(lambda *given: noted.append(given))  # no function of Python
+    run = launcher(driver, start, {"a": "i32"}, None)
+    compiled = types.SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+    straight = launching.straight_to(compiled, 5)
+    assert straight.start is start
+    assert straight.notes == []
+    run(5, 1, 1, None, "function", "metadata", None, None, None, 3)
+    assert noted == [(*straight.head, 3)]
+
+
+@pytest.mark.parametrize("kind", ["global", "profile"])
+def test_memory_that_a_launch_asks_for_needs_triton(driver, kind):
+    run = launcher(driver, print, {"a": "i32"}, None, **{kind: 8})
+    compiled = types.SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+    assert launching.straight_to(compiled, 5) is None
+
+
+def test_launchers_that_we_do_not_know_need_triton(driver):
+    without_notes = launcher(driver, print, {"a": "tensordesc<fp32[2, 4]>"}, None)
+    wrapped = launcher(driver, print, {"a": "i32"}, None)
+    wrapped.launch = lambda *given: print(*given)
+    for run in (without_notes, wrapped):
+        compiled = types.SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+        assert launching.straight_to(compiled, 5) is None
+
+
+def unspecialized(size, stride, BLOCK: tl.constexpr):
+    pass
+
+
+def test_numbers_that_a_kernel_is_not_compiled_for_share_a_key():
+    kernel = jit.JITFunction(unspecialized, do_not_specialize=["size"])
+
+    def key(size, stride=16):
+        given = {"size": size, "stride": stride, "BLOCK": 64}
+        return launching.launch_key(kernel, 0, given, {})
+
+    assert key(1) == key(16) == key(17) == key(-(2**31))
+    assert len({key(1), key(2**31), key(True), key(1.5), key(1, stride=17)}) == 5
+
+
+def test_descriptors_of_other_blocks_or_types_have_another_key():
+    def key(dtype, block):
+        descriptor = Descriptor(torch.zeros(6, 8, dtype=dtype), [6, 8], [8, 1], block)
+        return launching.launch_key(KERNEL, 0, arguments((descriptor, 1)), {})
+
+    one = key(torch.float32, [2, 4])
+    assert one == key(torch.float32, [2, 4])
+    assert len({one, key(torch.bfloat16, [2, 4]), key(torch.float32, [4, 4])}) == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

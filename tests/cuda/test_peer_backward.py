@@ -31,7 +31,8 @@ def make(batch=2, heads=4, groups=None, queries=256, keys=256, width=64, **kwarg
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """Tensors of a GPU that is not there."""
+    """Tensors of a GPU that is not there; what is found out about it is forgotten."""
+    monkeypatch.setattr(peer_backward, "_serve", peer_backward._serve.__wrapped__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: True)
@@ -158,6 +159,31 @@ def test_layouts(hopper, which, name):
     assert served(inputs._replace(**{which: changed})) == expected
 
 
+def test_the_address_is_asked_for_each_time(hopper):
+    inputs = make()
+    memory = torch.empty(inputs.query.numel() + 8, dtype=torch.bfloat16, device="cuda")
+    for start, expected in ((0, "cudnn"), (4, None), (8, "cudnn")):
+        moved = memory.as_strided(inputs.query.shape, inputs.query.stride(), start)
+        for which in ("query", "key", "value"):
+            assert served(inputs._replace(**{which: moved})) == expected
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_of_cudnn_lie_as_their_tensors_do(groups, tokens_first):
+    """`LaidOut` says so of them; by the meta kernels of the installed torch."""
+    inputs = make(device="meta", groups=groups)
+    if tokens_first:
+        turned = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs[:3]]
+        inputs = Inputs(*turned, **OTHERS)
+    lse = torch.empty(2, 4, 256, device="meta")
+    out = torch.empty_like(inputs.query)
+    grads = peer_backward.backward("cudnn", inputs, CAUSAL, out, out, lse)
+    for grad, tensor in zip(grads, inputs[:3], strict=True):
+        assert grad.stride() == torch.empty_like(tensor).stride()
+        assert grad.dtype == tensor.dtype
+
+
 def test_odd_strides_of_single_entries_are_still_misalignment(hopper):
     inputs = make(batch=1)
     for stride, expected in ((3, None), (0, "cudnn")):
@@ -213,12 +239,12 @@ def test_operators_take_our_arguments(which):
 def test_out_and_its_gradient_get_the_querys_layout():
     query = torch.randn(2, 5, 3, 8, dtype=torch.bfloat16).transpose(1, 2)
     other = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16)
-    laid_out = peer_backward._laid_out_like(query, other)
+    laid_out = peer_backward._laid_out(other, query, query.stride())
     assert laid_out.stride() == query.stride()
     assert torch.equal(laid_out, other)
-    assert peer_backward._laid_out_like(query, query) is query
+    assert peer_backward._laid_out(query, query, query.stride()) is query
     spread = torch.ones((), dtype=torch.bfloat16).expand(2, 3, 5, 8)  # the gradient of a sum
-    assert peer_backward._laid_out_like(query, spread).stride() == query.stride()
+    assert peer_backward._laid_out(spread, query, query.stride()).stride() == query.stride()
 
 
 def gradients_in_float64(inputs, settings, grad_out):

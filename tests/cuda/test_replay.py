@@ -2,47 +2,22 @@
 
 import gc
 import weakref
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 import torch
 
-jit = pytest.importorskip("triton.runtime.jit")
 tl = pytest.importorskip("triton.language")
 launching = pytest.importorskip("scaledot.backends.cuda.launching")
 additive = pytest.importorskip("scaledot.backends.cuda.additive.forward")
 prepare = pytest.importorskip("scaledot.backends.cuda.additive.prepare")
 replay = additive.replay
 
+from noted_kernels import STREAM, Kernel  # noqa: E402
+
 from scaledot.backends.inputs import Inputs  # noqa: E402
 from scaledot.problem import describe  # noqa: E402
-
-
-class Compiled:
-    """As Triton's, with a note of every launch."""
-
-    packed_metadata = function = "as compiled"
-
-    def __init__(self, launches):
-        self.launches = launches
-
-    def __getitem__(self, grid):
-        return lambda *values: self.launches.append((grid, values))
-
-    def run(self, x, y, z, stream, function, packed, launch, enter, leave, *values):
-        self.launches.append(((x, y, z), values))
-
-
-class Kernel(jit.JITFunction):
-    """`searched`: launches that went through Triton; `launches`: all others."""
-
-    def __init__(self, body):
-        super().__init__(body)
-        self.searched, self.launches = [], []
-
-    def run(self, *args, grid, warmup, **kwargs):
-        self.searched.append((grid, kwargs))
-        return Compiled(self.launches)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +25,7 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(launching, "_compiled", {})
     monkeypatch.setattr(launching, "KNOWN", True)
     monkeypatch.setattr(replay, "_known", {})
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
 
 
@@ -99,7 +74,7 @@ def test_addresses_of_the_later_call_are_filled_in(monkeypatch):
     (room,) = rooms
     assert grid == (5, 1, 1)
     assert values == ((one.data_ptr(), 8, None), two.data_ptr(), room.data_ptr() + 32, 0.5, 64)
-    assert (room.numel(), room.dtype) == (12, torch.float32)
+    assert (room.numel(), room.dtype) == (replay.ROOM_STEP, torch.uint8)
     assert len(kernel.searched) == 1
 
 
@@ -118,6 +93,141 @@ def test_one_tensor_in_two_places_may_be_two_later():
     assert call(kernel, one, two)
     ((_, values),) = kernel.launches
     assert (values[0][0], values[1]) == (one.data_ptr(), two.data_ptr())
+
+
+def rooms_body(one_ptr, two_ptr, three_ptr, made_ptr):
+    pass
+
+
+def call_with_rooms(kernel, one, made):
+    described = replay.describe((one,), made=(None, made))
+    if replay.again(described):
+        return True
+    recording = replay.Recording(described)
+    one, _, made = recording.tensors
+    first = recording.room(one, 3, torch.float64)
+    second = recording.room(one, 1000, torch.bfloat16)
+    nothing = recording.room(one, 0, torch.float32)
+    assert nothing.numel() == 0
+    arguments = {"one_ptr": one, "two_ptr": first, "three_ptr": second[8:], "made_ptr": made}
+    recording.launch(kernel, 5, one, arguments)
+    recording.keep()
+    return False
+
+
+def test_rooms_lie_side_by_side_in_one_allocation(monkeypatch):
+    kernel = Kernel(rooms_body)
+    assert not call_with_rooms(kernel, numbers(4), numbers(5))
+    rooms = []
+    monkeypatch.setattr(torch.Tensor, "new_empty", _noting(torch.Tensor.new_empty, rooms))
+    one, made = numbers(4), numbers(5)
+    assert call_with_rooms(kernel, one, made)
+    ((_, values),) = kernel.launches
+    (room,) = rooms
+    start = room.data_ptr()
+    second = start + replay.ROOM_STEP + 16  # eight numbers of two bytes further
+    assert values == (one.data_ptr(), start, second, made.data_ptr())
+    assert room.nbytes >= replay.ROOM_STEP + 2000
+
+
+def test_what_a_call_makes_is_told_apart_by_its_alignment_alone():
+    kernel, memory = Kernel(rooms_body), torch.zeros(64)
+    offset = -(memory.data_ptr() // 4) % 4
+    aligned, moved = memory[offset:][:5], memory[offset + 1 :][:5]
+    assert not call_with_rooms(kernel, numbers(4), aligned)
+    assert call_with_rooms(kernel, numbers(4), aligned[:3])
+    assert not call_with_rooms(kernel, numbers(4), moved)
+    described = [replay.describe((numbers(4),), made=made) for made in ((), (None,), (moved,))]
+    assert len({one.key for one in described}) == 3
+
+
+@dataclass
+class Descriptor:
+    """As Triton's, of a tensor."""
+
+    base: torch.Tensor
+    shape: list
+    strides: list
+    block_shape: list
+    padding: str = "zero"
+
+
+def described_body(desc, number):
+    pass
+
+
+def call_with_descriptor(kernel, tensor):
+    described = replay.describe((tensor,))
+    if replay.again(described):
+        return True
+    recording = replay.Recording(described)
+    (tensor,) = recording.tensors
+    block = Descriptor(tensor, [4, 8], [8, 1], [2, 8])
+    recording.launch(kernel, 5, tensor, {"desc": block, "number": 3})
+    recording.keep()
+    return False
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Addresses that were encoded, by a launcher that takes a descriptor's parts."""
+    addresses, straight_to = [], launching.straight_to
+
+    def expand(described, note):
+        assert note == "a note"
+        addresses.append(described.base.data_ptr())
+        return [("map", addresses[-1]), *described.shape, *described.strides]
+
+    monkeypatch.setattr(launching, "expand", expand)
+    monkeypatch.setattr(
+        launching,
+        "straight_to",
+        lambda *given: straight_to(*given)._replace(notes=["a note"]),
+    )
+    return addresses
+
+
+def test_a_descriptor_is_encoded_once_for_each_address(encoded):
+    kernel, one, two = Kernel(described_body), numbers(4, 8), numbers(4, 8)
+    assert not call_with_descriptor(kernel, one)
+    for tensor in (one, two, one, two):
+        assert call_with_descriptor(kernel, tensor)
+        grid, values = kernel.launches[-1]
+        assert grid == (5, 1, 1)
+        assert values == (("map", tensor.data_ptr()), 4, 8, 8, 1, 3)
+    assert encoded == [one.data_ptr(), two.data_ptr()]
+
+
+def test_few_encoded_descriptors_are_kept(encoded, monkeypatch):
+    monkeypatch.setattr(replay, "MOST_MAPS", 2)
+    kernel, tensors = Kernel(described_body), [numbers(4, 8) for _ in range(7)]
+    for tensor in tensors:
+        call_with_descriptor(kernel, tensor)
+    (made,) = replay._known.values()
+    ((_, _, _, map),) = made.launches[0].arguments.maps
+    assert len(map._known) <= 2
+    assert encoded == [tensor.data_ptr() for tensor in tensors]
+
+
+def test_a_descriptor_without_a_note_on_it_is_made_each_time():
+    kernel = Kernel(described_body)
+    for _ in range(3):
+        assert not call_with_descriptor(kernel, numbers(4, 8))
+
+
+def test_a_launch_that_needs_more_than_numbers_is_made_each_time(monkeypatch):
+    monkeypatch.setattr(launching, "straight_to", lambda *_: None)
+    kernel = Kernel(body)
+    for _ in range(3):
+        assert not call(kernel, numbers(4, 8), numbers(8))
+
+
+def test_a_profiler_sees_the_long_way(monkeypatch):
+    kernel = Kernel(body)
+    call(kernel, numbers(4, 8), numbers(8))
+    assert call(kernel, numbers(4, 8), numbers(8))
+    monkeypatch.setattr(launching, "hooked", lambda: True)
+    assert not call(kernel, numbers(4, 8), numbers(8))
 
 
 @pytest.mark.parametrize(

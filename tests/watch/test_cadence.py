@@ -184,11 +184,14 @@ def test_steps_that_are_not_due_do_not_look(monkeypatch):
 
     model = TinyGPT()
     looked = []
-    original = place.here
-    monkeypatch.setattr(place, "here", lambda: looked.append(1) or original())
+    here, near = place.here, place.near
+    monkeypatch.setattr(place, "here", lambda: looked.append("here") or here())
+    monkeypatch.setattr(place, "near", lambda ours: looked.append("near") or near(ours))
     with Watch(model, every=5):
         train(model, steps=5)
-        assert len(looked) == 2
+        assert looked == ["near", "here"] * 2
+        train(model, steps=1)
+        assert looked == ["near", "here"] * 2 + ["near"] * 2
     assert torch.is_grad_enabled()
 
 

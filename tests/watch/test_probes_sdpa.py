@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from watched_models import assert_reads
 
+import scaledot
 from scaledot import Watch
 
 
@@ -157,7 +158,8 @@ def test_what_cannot_be_measured_is_named_and_works():
     assert "not measured (it runs inside a transform of torch.func)" in str(watch.coverage())
 
 
-def test_dispatch_modes_do_not_see_the_watch():
+@pytest.mark.parametrize("replace", [False, True])
+def test_dispatch_modes_do_not_see_the_watch(replace):
     class Counting(TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -169,8 +171,11 @@ def test_dispatch_modes_do_not_see_the_watch():
 
     q = random(1, 2, 8, 4)
     with Counting() as plain:
-        F.scaled_dot_product_attention(q, q, q)
-    with Watch(every=1, store=(readings := [])), Counting() as watched:
+        if replace:
+            scaledot.attention_with_vitals(q, q, q)
+        else:
+            F.scaled_dot_product_attention(q, q, q)
+    with Watch(every=1, replace=replace, store=(readings := [])), Counting() as watched:
         F.scaled_dot_product_attention(q, q, q)
     assert readings
     assert watched.called == plain.called != []

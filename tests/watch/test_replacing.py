@@ -489,3 +489,53 @@ def test_what_scaledot_refuses_the_model_computes_itself(monkeypatch):
         "1 of 1 attention layer watched; "
         "1 layer keeps its own attention (ValueError: not today): Attend"
     )
+
+
+class Listening:
+    """What the probes say of a call, and nothing else."""
+
+    model = None
+
+    def __init__(self, replaces):
+        self.seen, self._replaces = [], replaces
+
+    def wants(self):
+        return True
+
+    def replaces(self):
+        return self._replaces
+
+    def saw(self, seen):
+        self.seen.append(seen)
+
+    def cannot_see(self, kind, reason, module):
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize(
+    ("attend", "replaces", "measured"),
+    [
+        (F.scaled_dot_product_attention, False, False),
+        (F.scaled_dot_product_attention, True, True),
+        (scaledot.attention, False, False),
+        (scaledot.attention, True, True),
+        (scaledot.attention_with_vitals, False, True),
+    ],
+)
+def test_vitals_of_the_same_pass_are_no_work_of_their_own(attend, replaces, measured):
+    """Nothing is launched to have them: there is no time on the device to be charged."""
+    from scaledot.watch.probes import hub
+
+    class Module(nn.Module):
+        def forward(self, q):
+            return getattr(home, attend.__name__)(q, q, q)  # as the probes have left it
+
+    home = F if attend is F.scaled_dot_product_attention else scaledot
+    hub.listen(listening := Listening(replaces))
+    try:
+        Module()(torch.randn(1, 2, 5, 4))
+    finally:
+        hub.leave(listening)
+    (seen,) = listening.seen
+    assert seen.measured == measured
+    assert seen.measure().shape == (1, 2)

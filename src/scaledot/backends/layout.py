@@ -10,21 +10,31 @@ ALIGNED_BYTES = 16
 
 def is_regular(tensor: Tensor) -> bool:
     """Rows without gaps that start at multiples of 16 bytes, no dimension that repeats."""
-    *steps, last = tensor.stride()
-    if last != 1 or not is_aligned(tensor):
+    regular = steps_are_regular(tensor.shape, tensor.stride(), tensor.element_size())
+    return regular and are_aligned(tensor)
+
+
+def steps_are_regular(shape: torch.Size, strides: tuple[int, ...], size: int) -> bool:
+    """The same of a tensor whose first entry is aligned; size: bytes of an entry."""
+    *steps, last = strides
+    if last != 1:
         return False
-    size = tensor.element_size()
-    for entries, step in zip(tensor.shape, steps, strict=False):
+    for entries, step in zip(shape, steps, strict=False):
         if entries != 1 and (step <= 0 or step * size % ALIGNED_BYTES):
             return False
     return True
 
 
-def is_aligned(tensor: Tensor) -> bool:
+def are_aligned(*tensors: Tensor) -> bool:
     """By the first entry's address; of tensors without data, its distance from the start."""
-    if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
-        return tensor.data_ptr() % ALIGNED_BYTES == 0
-    return int(tensor.storage_offset()) * tensor.element_size() % ALIGNED_BYTES == 0
+    for tensor in tensors:
+        if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
+            start = tensor.data_ptr()
+        else:
+            start = int(tensor.storage_offset()) * tensor.element_size()
+        if start % ALIGNED_BYTES:
+            return False
+    return True
 
 
 @functools.lru_cache(4096)

@@ -31,6 +31,9 @@ TENSORS = len(Inputs._fields)
 SETTINGS = len(Settings._fields)
 PER_HEAD = tuple(Inputs._fields.index(n) for n in ("mask", "head_scale", "sinks", "weight"))
 
+NOTHING_MORE = Wanted(*[False] * len(Wanted._fields))
+NO_MORE_TENSORS = (None,) * (TENSORS - 3)
+
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # not fake, not a subclass that traces
 
 library = torch.library.Library("scaledot", "FRAGMENT")
@@ -43,6 +46,12 @@ class Measured(NamedTuple):
     floats: Tensor | None = None  # [F, B, H]; packed: [F, sequences, H]
     counts: Tensor | None = None  # [C, B, H]
     rows: Tensor | None = None  # [5, B, H, Q]
+
+
+class LaidOut(Gradients):
+    """Gradients that need no look: each lies in memory as a new tensor like its own would."""
+
+    __slots__ = ()
 
 
 Forward = Callable[[Inputs, Settings, Tensor | None, bool, bool], Measured]
@@ -88,24 +97,34 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
     forward_op = getattr(torch.ops.scaledot, f"{name}_forward")
     backward_op = getattr(torch.ops.scaledot, f"{name}_backward")
 
-    def bare_forward(
+    def undisturbed_forward(
         inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
     ) -> tuple[Tensor, Measured]:
-        with _undisturbed(inputs.query, torch.is_grad_enabled() and _has_graph(inputs)):
-            out = _new_output(inputs)
-            place = None if inputs.value is None else out
-            return out, forward(inputs, settings, place, wants_vitals, per_row)
+        out = _new_output(inputs)
+        place = None if inputs.value is None else out
+        return out, forward(inputs, settings, place, wants_vitals, per_row)
+
+    def bare_forward(inputs: Inputs, *arguments: Any) -> tuple[Tensor, Measured]:
+        if _is_disturbed(inputs.query, torch.is_grad_enabled() and _has_graph(inputs)):
+            with _shut_off(inputs.query):
+                return undisturbed_forward(inputs, *arguments)
+        return undisturbed_forward(inputs, *arguments)
 
     def bare_backward(inputs: Inputs, *arguments: Any) -> Gradients:
-        with _undisturbed(inputs.query, torch.is_grad_enabled()):
-            return backward(inputs, *arguments)
+        if _is_disturbed(inputs.query, torch.is_grad_enabled()):
+            with _shut_off(inputs.query):
+                return backward(inputs, *arguments)
+        return backward(inputs, *arguments)
 
     def gradients(inputs: Inputs, *arguments: Any) -> list[Tensor | None]:
         """In the order of the inputs' tensors that can have one."""
+        found = bare_backward(inputs, *arguments)
+        if type(found) is LaidOut:
+            return list(found)
         tensors = (inputs.query, inputs.key, inputs.value, *[inputs[at] for at in PER_HEAD])
         return [
             None if grad is None or tensor is None else _laid_out(grad, tensor)
-            for grad, tensor in zip(bare_backward(inputs, *arguments), tensors, strict=True)
+            for grad, tensor in zip(found, tensors, strict=True)
         ]
 
     def run_forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -195,18 +214,14 @@ def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
     return Inputs(*arguments[:TENSORS]), Settings(*arguments[TENSORS:end]), arguments[end:]
 
 
-def _undisturbed(query: Tensor, has_graph: bool) -> contextlib.AbstractContextManager[object]:
-    """No graph, no autocast (the kernels choose their own precision), and the tensors' device."""
+def _is_disturbed(query: Tensor, has_graph: bool) -> bool:
+    """By a graph, by autocast (the kernels choose their own precision), by another device."""
     device = query.device
-    disturbed = (
+    return (
         has_graph
         or torch.is_autocast_enabled(device.type)
-        or (query.is_cuda and device.index != torch.cuda.current_device())
+        or (device.type == "cuda" and device.index != torch.cuda.current_device())
     )
-    return _shut_off(query) if disturbed else NOTHING
-
-
-NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -343,35 +358,71 @@ def _untraced_function(
 
     class Attend(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Tensor:
-            *tensors, settings, wants_vitals, per_row, measured = arguments
-            out, found = run_forward(Inputs(*tensors), settings, wants_vitals, per_row)
-            measured.append(found)
-            ctx.settings = settings
-            ctx.save_for_backward(*tensors, out, found.lse)
+        def forward(ctx: Any, call: _Untraced, *tensors: Tensor) -> Tensor:
+            out, call.found = run_forward(
+                call.inputs, call.settings, call.wants_vitals, call.per_row
+            )
+            ctx.settings, ctx.places = call.settings, call.places
+            ctx.save_for_backward(*tensors, out, call.found.lse)
             return out
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
             (grad_out,) = grads
-            if not _is_last():
-                return _differentiate(ctx, backward_function.apply, grad_out)
+            _, *needs = ctx.needs_input_grad
             *tensors, out, lse = ctx.saved_tensors
-            needs = ctx.needs_input_grad
-            wanted = Wanted(*[needs[at] for at in PER_HEAD])
-            found = run_backward(Inputs(*tensors), ctx.settings, grad_out, out, lse, wanted)
-            return _where_needed(found, needs)
+            places, settings = ctx.places, ctx.settings
+            inputs, wanted = _put_back(tensors, places), NOTHING_MORE
+            if len(places) > 3:
+                asked = {at for at, need in zip(places, needs, strict=True) if need}
+                wanted = Wanted(*[at in asked for at in PER_HEAD])
+            if _is_last():
+                found = run_backward(inputs, settings, grad_out, out, lse, wanted)
+            else:
+                found = backward_function.apply(*inputs, *settings, grad_out, out, lse, *wanted)
+            kept = [found[at] if need else None for at, need in zip(places, needs, strict=True)]
+            return (None, *kept)
 
     apply = _straight(Attend)
 
     def attend(
         inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
     ) -> tuple[Tensor, Measured]:
-        measured: list[Measured] = []
-        out = apply(*inputs, settings, wants_vitals, per_row, measured)
-        return out, measured[0]
+        call = _Untraced(inputs, settings, wants_vitals, per_row)
+        out = apply(call, *[inputs[at] for at in call.places])
+        return out, call.found
 
     return attend
+
+
+class _Untraced:
+    """A call on its way through autograd, which looks at every argument: only at tensors that are
+    there, then."""
+
+    __slots__ = ("found", "inputs", "per_row", "places", "settings", "wants_vitals")
+    found: Measured
+
+    def __init__(
+        self, inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
+    ) -> None:
+        self.inputs, self.settings = inputs, settings
+        self.wants_vitals, self.per_row = wants_vitals, per_row
+        self.places = _places(inputs)
+
+
+def _places(inputs: Inputs) -> tuple[int, ...]:
+    """Which of the tensors are there."""
+    return tuple([at for at, tensor in enumerate(inputs) if tensor is not None])
+
+
+def _put_back(tensors: Sequence[Tensor], places: Sequence[int]) -> Inputs:
+    """The opposite: all of them, None where there was none."""
+    if len(places) == 3:  # query, key and value are always there
+        return Inputs(*tensors, *NO_MORE_TENSORS)
+    inputs: list[Any] = [None] * TENSORS
+    for at, tensor in zip(places, tensors, strict=True):
+        inputs[at] = tensor
+    return Inputs._make(inputs)
 
 
 def _straight(function: Any) -> Any:

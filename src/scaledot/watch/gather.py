@@ -1,13 +1,15 @@
-"""A step's vitals, from many calls to one reading a layer; read from the device a step later."""
+"""A step's vitals, from many calls to one reading a layer; a device's are read some steps later."""
 
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from scaledot.measure import Vitals
+from scaledot.watch.over_batch import over_batch
 from scaledot.watch.reading import Phase, Reading
 
 MERGE_AT = 64  # calls of one layer that may wait; an endless evaluation must not fill the memory
@@ -28,8 +30,14 @@ class Numbers(NamedTuple):
     counts: Tensor
 
     def over_batch(self) -> "Numbers":
-        """[fields, heads]"""
-        return Numbers(*Vitals.unpacked(*self).over_batch().packed())
+        """[fields, 1, heads]"""
+        if self.floats.shape[1] == 1:
+            return self
+        if self.floats.device.type == "cpu":
+            merged = map(torch.from_numpy, over_batch(self.floats.numpy(), self.counts.numpy()))
+        else:
+            merged = Vitals.unpacked(*self).over_batch().packed()
+        return Numbers(*(part[:, None] for part in merged))
 
 
 class Gathering:
@@ -37,39 +45,47 @@ class Gathering:
 
     def __init__(self) -> None:
         self._calls: dict[Key, list[Numbers]] = {}
-        self._streams: set[torch.cuda.Stream] = set()  # on which calls were measured
+        # On which calls were measured, by device and by torch's number for it.
+        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, layer: str, phase: Phase, vitals: Vitals, heads: int) -> None:
-        """vitals of any leading shape whose last dimension counts heads (or batch times heads)."""
-        floats, counts = vitals.packed()
-        rows = Numbers(
-            floats.detach().reshape(len(floats), -1, heads),
-            counts.detach().reshape(len(counts), -1, heads),
-        )
+    def add(self, layer: str, phase: Phase, numbers: Numbers, heads: int) -> None:
+        """numbers of any shape whose last dimension counts heads (or batch times heads)."""
+        floats, counts = numbers
+        if floats.requires_grad:
+            floats = floats.detach()
+            numbers = Numbers(floats, counts)
+        if floats.dim() != 3 or floats.shape[-1] != heads:
+            floats = floats.reshape(len(floats), -1, heads)
+            numbers = Numbers(floats, counts.reshape(len(counts), -1, heads))
         if floats.is_cuda:
-            self._streams.add(torch.cuda.current_stream(floats.device))
+            self._note_stream(floats.device)
         calls = self._calls.setdefault(Key(layer, phase), [])
-        calls.append(rows)
+        calls.append(numbers)
         if len(calls) >= MERGE_AT:
-            merged = _joined(calls, 1).over_batch()
-            self._calls[Key(layer, phase)] = [Numbers(*(part[:, None] for part in merged))]
+            calls[:] = [_joined(calls, 1).over_batch()]
 
     def close(self, step: int) -> "list[Waiting]":
         """Everything gathered, on its way to the host; the next step begins empty."""
         calls, self._calls = self._calls, {}
-        streams, self._streams = self._streams, set()
-        for stream in streams:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
             _join(stream, calls)
-        layers = {key: _joined(parts, 1) for key, parts in calls.items()}
         # Layers of equal batch are merged side by side, as if they were one with many heads:
-        # a merge costs some hundred small operators whatever its width.
-        alike: dict[Any, list[Key]] = {}
-        for key, one in layers.items():
-            alike.setdefault((one.floats.shape[1], one.floats.device), []).append(key)
-        return [_send(step, {key: layers[key] for key in keys}) for keys in alike.values()]
+        # a merge costs the same few dozen operations whatever its width.
+        alike: dict[Any, dict[Key, Numbers]] = {}
+        for key, parts in calls.items():
+            one = parts[0] if len(parts) == 1 else _joined(parts, 1)
+            alike.setdefault((one.floats.shape[1], one.floats.device), {})[key] = one
+        return [_send(step, layers) for layers in alike.values()]
+
+    def _note_stream(self, device: torch.device) -> None:
+        # A Stream is an object of some microseconds, and mostly it is the same at every call.
+        key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+        if key not in self._streams:
+            self._streams[key] = torch.cuda.current_stream(device)
 
 
 @dataclass(frozen=True)
@@ -91,20 +107,17 @@ class Waiting:
         """Waits where the numbers are not here yet."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        floats, counts = Numbers(self.floats, self.counts).over_batch()
-        heads = list(self.heads.values())
-        parts = zip(self.heads, floats.split(heads, 1), counts.split(heads, 1), strict=True)
-        return [
-            Reading(
-                step=self.step,
-                phase=key.phase,
-                time=self.time,
-                layer=key.layer,
-                floats=some.numpy(),
-                counts=others.numpy(),
-            )
-            for key, some, others in parts
-        ]
+        floats, counts = over_batch(self.floats.numpy(), self.counts.numpy())
+        if floats.dtype != np.float32:
+            with np.errstate(over="ignore"):  # a float64 logit of 1e300 is kept as infinity
+                floats = floats.astype(np.float32)
+        found, end = [], 0
+        for key, heads in self.heads.items():
+            begin, end = end, end + heads
+            # Copies: who keeps one layer's reading does not keep those of all layers.
+            some, others = floats[:, begin:end].copy(), counts[:, begin:end].copy()
+            found.append(Reading.trusted(self.step, key.phase, self.time, key.layer, some, others))
+        return found
 
 
 def _send(step: int, layers: dict[Key, Numbers]) -> Waiting:
@@ -112,7 +125,7 @@ def _send(step: int, layers: dict[Key, Numbers]) -> Waiting:
     floats, counts = together = _joined(list(layers.values()), 2)
     arrived = None
     if not floats.is_cuda or floats.numel() + counts.numel() > SENT_AS_THEY_ARE:
-        floats, counts = (part[:, None] for part in together.over_batch())
+        floats, counts = together.over_batch()
     if floats.is_cuda:
         stream = torch.cuda.current_stream(floats.device)
         floats, counts = _to_host(floats), _to_host(counts)

@@ -20,7 +20,9 @@ class Late(NamedTuple):
     def of(step: int, name: str, value: float | Tensor) -> "Late":
         if not isinstance(value, Tensor):
             return Late(step, name, float(value), None)
-        value = value.detach().float()
+        value = value.detach()
+        if value.dtype != torch.float32:
+            value = value.float()
         if not value.is_cuda:
             return Late(step, name, float(value), None)
         # By name: torch.set_default_device may say otherwise, and only a CPU has pages to pin.

@@ -40,6 +40,8 @@ class Losses:
         values, self._values = self._values, []
         if not values:
             return None
+        if len(values) == 1:  # its own mean
+            return Late.of(step, LOSS, values[0].reshape(()))
         return Late.of(step, LOSS, torch.stack([value.reshape(()) for value in values]).mean())
 
     def remove(self) -> None:

@@ -23,7 +23,7 @@ class Names:
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._owners: dict[str, int] = {}  # which root a name belongs to
         self._roots: list[weakref.ref[nn.Module]] = []
-        self._sites: dict[tuple[str, str], list[object]] = {}
+        self._sites: dict[tuple[str, str], dict[object, int]] = {}
         if model is not None:
             self.add(model)
 
@@ -35,8 +35,9 @@ class Names:
             for root in self.roots() if self._given else [running[-1]]:
                 self.add(root)
         for module in running:
-            if module in self._names:
-                return module, self._names[module]
+            name = self._names.get(module)
+            if name is not None:
+                return module, name
         return None
 
     def roots(self) -> list[nn.Module]:
@@ -66,10 +67,10 @@ class Names:
     def layer(self, name: str, phase: str, place: Place, site: object) -> str:
         """The name, with #2, #3 for further attentions of the same module."""
         name = name or place.caller or "attention"
-        sites = self._sites.setdefault((name, phase), [])
+        sites = self._sites.setdefault((name, phase), {})
         if site not in sites and len(sites) < MOST_SITES:
-            sites.append(site)
-        number = sites.index(site) + 1 if site in sites else MOST_SITES
+            sites[site] = len(sites) + 1
+        number = sites.get(site, MOST_SITES)
         return name if number == 1 else f"{name}#{number}"
 
     def add(self, root: nn.Module) -> None:

@@ -2,28 +2,28 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
-from scaledot.measure import Vitals
 from scaledot.watch import crash, models, reading
-from scaledot.watch.account import Account, within
+from scaledot.watch.account import Account
 from scaledot.watch.alarms import Alarm, Judge, overridden
 from scaledot.watch.cadence import Cadence, Evaluations
 from scaledot.watch.coverage import Coverage
-from scaledot.watch.gather import Gathering, Key, Waiting
+from scaledot.watch.gather import Gathering, Key, Numbers, Waiting
 from scaledot.watch.late import Late
+from scaledot.watch.layers import Layer, Layers
 from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
-from scaledot.watch.probes import hub, place
+from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.ranks import Mode, shares
 from scaledot.watch.ranks.files import RankStore, file_of, rank_here
@@ -31,12 +31,17 @@ from scaledot.watch.ranks.job import PATIENCE, Job, Traffic
 from scaledot.watch.ranks.parcel import Parcel
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
 from scaledot.watch.receivers import Deliver, by_rank_0, close_all, delivery_to, is_path
-from scaledot.watch.steps import StepEnds, learning_rate, phase_of
+from scaledot.watch.steps import StepEnds, learning_rate
+from scaledot.watch.undisturbed import any_mode, undisturbed
 
 log = logging.getLogger("scaledot.watch")
 
 # How many steps' numbers may be on their way from the device before we wait for the oldest.
 IN_FLIGHT = 8
+# Seconds for which numbers that came from a device may wait for those of the next steps. Code that
+# runs once a step has left the processor's caches by the next: several steps at once take half the
+# time. The store commits every half second, so that no number is lost that is a second old.
+TOGETHER = 0.25
 LAST_PATIENCE = 2.0  # seconds that a process which ends badly waits for the other ranks
 NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
@@ -101,6 +106,7 @@ class Watch:
         self._on_alarm = on_alarm
         self._evaluations = Evaluations(self.cadence)
         self._names = Names(model)
+        self._layers = Layers(self._names)
         self._job = Job(ranks, tensor_parallel, pipeline_parallel, self._names.names)
         self._firsts: dict[str, int] = {}  # of layers whose heads are shared out: which is ours
         self._account = Account(self._names, replace)
@@ -206,40 +212,34 @@ class Watch:
 
     def saw(self, seen: Seen) -> None:
         began = self.cadence.clock()
-        where = within(self._names, place.here(), seen.module, seen.compiled)
-        found = self._names.find(where.modules)
+        found = self._layers.of(seen)
         if found is None:
             return  # somebody else's attention
-        module, name = found
-        phase = self._phase(seen, where, module)
-        layer = self._names.layer(name, phase, where, _site(seen, where, module))
-        if phase == "train":
+        if found.phase == "train":
             if not self.cadence.due:
                 return
-        elif not self._evaluations.takes(layer):
+        elif not self._evaluations.takes(found.layer):
             return
-        if seen.over_ranks and not self._all_measure(phase):
+        if seen.over_ranks and not self._all_measure(found.phase):
             if self._job.apart:
                 self.cannot_see(seen.kind, "ranks that share its tokens measure together", None)
             return
         if seen.counts or seen.over_ranks:
-            with self._timed_on_device(seen.query), _undisturbed():
-                self._add(layer, phase, seen, where, seen.module or module)
-        self._account.saw(name or layer)
+            if seen.measured and not any_mode():  # nothing is computed that could be disturbed
+                self._add(found, seen)
+            else:
+                with self._timed_on_device(seen), undisturbed():
+                    self._add(found, seen)
+        self._account.saw(found.name or found.layer)
         spent = self.cadence.clock() - began
         self.cadence.spend(spent)
-        if phase == "eval":
+        if found.phase == "eval":
             self._evaluations.spend(spent)
 
     def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
         self._account.cannot_see(kind, reason, module)
 
     # ---------------------------------------------------------------------------------------------
-
-    def _phase(self, seen: Seen, where: place.Place, module: nn.Module | None) -> Phase:
-        if seen.training is not None:
-            return "train" if seen.training else "eval"
-        return phase_of(module, where.inside_function)
 
     def _all_measure(self, phase: Phase) -> bool:
         """Whether every rank measures this call: who did so alone would wait for the others.
@@ -249,27 +249,28 @@ class Watch:
         """
         return self._job.together and (phase == "train" or self.cadence.fixed)
 
-    def _add(
-        self, layer: str, phase: Phase, seen: Seen, where: place.Place, module: nn.Module | None
-    ) -> None:
-        vitals = seen.measure()
-        heads = _number_of_heads(vitals, module)
-        share = shares.Share(seen.first or 0, seen.counts)
-        if seen.first is None:
-            share = shares.share_of(where.modules, heads)
+    def _add(self, found: Layer, seen: Seen) -> None:
+        numbers = Numbers(*seen.measure().packed())
+        heads = _number_of_heads(numbers, found.module if seen.module is None else seen.module)
+        if seen.first is not None:
+            share = shares.Share(seen.first, seen.counts)
+        else:
+            share = shares.share_of(found.running, heads) if found.running else shares.WHOLE
         if not share.counts:
             return
+        layer = found.layer
         self._firsts[layer] = share.first
         if self._heads.setdefault(layer, heads) != heads:
             layer = f"{layer} ({heads} heads)"
-        self._gathering.add(layer, phase, vitals, heads)
+        self._gathering.add(layer, found.phase, numbers, heads)
 
     @contextmanager
-    def _timed_on_device(self, query: Tensor) -> Iterator[None]:
-        if not query.is_cuda:
+    def _timed_on_device(self, seen: Seen) -> Iterator[None]:
+        """The work of `measure`; what the call itself has measured is not to be told from it."""
+        if seen.measured or not seen.query.is_cuda:
             yield
             return
-        stream = torch.cuda.current_stream(query.device)
+        stream = torch.cuda.current_stream(seen.query.device)
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         began.record(stream)
         yield
@@ -294,7 +295,7 @@ class Watch:
         elif anything or self._waiting:
             self._job.join(PATIENCE / 2)  # a run without steps, and perhaps without other ranks
         self.cadence.shared = self._job.together
-        with _undisturbed():
+        with undisturbed():
             self._waiting += self._gathering.close(step)
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
@@ -371,8 +372,10 @@ class Watch:
     def _from_ranks(self, all_of_it: bool, patience: float) -> tuple[list[Reading], list[Scalar]]:
         arrived: list[Reading] = []
         scalars: list[Scalar] = []
+        if self._job.alone:
+            return arrived, scalars
         before = self._job.traffic.note()
-        with _undisturbed():
+        with undisturbed():
             found = self._job.take(self.cadence.step, all_of_it, patience)
         for one in found:
             arrived += one.readings
@@ -388,6 +391,8 @@ class Watch:
 
     def _from_device(self, all_of_it: bool) -> tuple[list[Reading], list[Scalar]]:
         arrived: list[Reading] = []
+        if not all_of_it and self._more_may_come():
+            return arrived, []
         while self._waiting:
             if not (all_of_it or self._waiting[0].here or len(self._waiting) > IN_FLIGHT):
                 break
@@ -396,6 +401,13 @@ class Watch:
             self._scalars.append(self._coming.pop(0).scalar())
         scalars, self._scalars = self._scalars, []
         return arrived, scalars
+
+    def _more_may_come(self) -> bool:
+        """Whether numbers from a device are few and young enough to be read with later ones."""
+        if not self._waiting or self._waiting[0].arrived is None:
+            return False
+        young = time.time() - self._waiting[0].time < TOGETHER
+        return young and len(self._waiting) < IN_FLIGHT
 
     def _hand(self, what: str, receiver: Callable[..., Any], *things: Any) -> None:
         try:
@@ -482,40 +494,17 @@ def _command() -> list[str]:
     return ["-m", before[-1], *arguments] if before[-2:-1] == ["-m"] else [script, *arguments]
 
 
-def _site(seen: Seen, where: place.Place, module: nn.Module | None) -> object:
-    """What tells two attentions of one module apart."""
-    if seen.compiled:
-        return seen.site
-    if seen.module is not None or isinstance(module, nn.MultiheadAttention):
-        return ()  # the module is the attention, whichever of its paths it takes
-    innermost = where.modules[0] if where.modules else None
-    return (*where.site, *(() if innermost is module else (id(innermost),)))
-
-
-def _number_of_heads(vitals: Vitals, module: nn.Module | None) -> int:
+def _number_of_heads(numbers: Numbers, module: nn.Module | None) -> int:
     """The last dimension; [batch * heads, Q, D] is folded where the module says how many."""
-    if vitals.max_logit.dim() == 0:
+    shape = numbers.floats.shape[1:]
+    if not shape:
         return 1
-    last = vitals.shape[-1]
-    if vitals.max_logit.dim() == 1:
+    last = shape[-1]
+    if not last:
+        raise ValueError("it has no heads")
+    if len(shape) == 1:
         for name in HEADS:
             heads = getattr(module, name, None)
             if isinstance(heads, int) and 0 < heads < last and last % heads == 0:
                 return heads
     return last
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No gradients, no modes of the user's: as if nobody else were there.
-
-    A dispatch mode would count our operators as the model's; selective checkpointing would even
-    hand their results to the model.
-    """
-    modes = torch._C._len_torch_dispatch_stack()
-    with (
-        torch.no_grad(),
-        torch._C.DisableTorchFunction(),
-        _disable_current_modes() if modes else nullcontext(),
-    ):
-        yield

@@ -72,6 +72,44 @@ def test_a_stretch_needs_some_readings_to_begin_and_some_to_end():
     assert not seen(False)
 
 
+def test_a_stretch_says_whether_it_has_begun_for_any_head():
+    stretch = Stretch()
+    stretch.grow(2)
+    told = []
+    # What has not begun is passed over: neither misses nor steps are counted, and none is missed.
+    for step, second in enumerate([False, False, *[True] * LASTS, *[False] * RESTS, False, True]):
+        stretch.add(BOTH, np.array([False, second]), step)
+        told.append(stretch.begun)
+    assert told == [False] * 2 + [True] * (LASTS + RESTS - 1) + [False] * 2 + [True]
+    assert stretch.since.tolist() == [0, len(told) - 1]
+    stretch.grow(1)
+    assert (len(stretch.held), stretch.begun) == (3, True)
+
+
+def test_layers_side_by_side_are_judged_as_layers_apart():
+    """Columns that are a slice and columns that are a list, with and without gaps between them."""
+    steps = [
+        [reading(step, f"layer.{n}", max_logit=2.0 * 1.2**step * (n + 1)) for n in range(3)]
+        for step in range(40)
+    ]
+    for one, *rest in steps[5::7]:
+        rest[0].counts[:] = 0  # not measured in this step
+        one.floats[0, 0] = np.inf
+    orders = ([0, 1, 2], [2, 0, 1], [0, 2, 1])
+    told = []
+    for order in orders:
+        judge = Judge()
+        found = [alarm for step in steps for alarm in judge.read_all([step[n] for n in order])]
+        told.append(sorted((one.step, one.layer, one.kind, one.grade, one.words) for one in found))
+    one_by_one = Judge()
+    found = [alarm for step in steps for one in step for alarm in one_by_one.read(one)]
+    assert told[0] == told[1] == told[2]
+    assert {(kind, layer) for _, layer, kind, _, _ in told[0]} == {
+        (one.kind, one.layer) for one in found
+    }
+    assert len({layer for _, layer, _, _, _ in told[0]}) == 3
+
+
 def test_every_threshold_has_a_source_and_every_kind_its_words():
     assert set(TOLD) == set(KINDS)
     for name, rule in RULES.items():

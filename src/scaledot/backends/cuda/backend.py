@@ -1,5 +1,6 @@
 """What both GPU backends share: when they can run at all, the vitals after the pass, gradients."""
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -7,8 +8,9 @@ import os
 import torch
 from torch import Tensor
 
+from scaledot.backends.cuda import peer_backward
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
-from scaledot.backends.operators import Measured
+from scaledot.backends.operators import LaidOut, Measured
 from scaledot.measure import ROW_FIELDS
 from scaledot.problem import Problem, Settings
 
@@ -61,21 +63,27 @@ def backward(
     inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
 ) -> Gradients:
     """torch's kernels where they are right and fast, else our own."""
-    from scaledot.backends.cuda import backward as dot
-    from scaledot.backends.cuda import peer_backward
-    from scaledot.backends.cuda.additive import backward as additive
-
     if inputs.weight is not None:
+        from scaledot.backends.cuda.additive import backward as additive
+
         return additive.backward(inputs, settings, grad_out, out, lse, wanted)
     which = peer_backward.serves(inputs, settings, lse, wanted)
     if which is not None:
         grads = peer_backward.backward(which, inputs, settings, grad_out, out, lse)
-        return Gradients(*grads, None, None, None, None)
+        kind = LaidOut if which == "cudnn" else Gradients
+        return kind(*grads, None, None, None, None)
+    from scaledot.backends.cuda import backward as dot
+
     return dot.backward(inputs, settings, grad_out, out, lse, wanted)
 
 
 def is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return _capability(device) == (9, 0)
+
+
+@functools.cache
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler for it.

@@ -5,8 +5,10 @@ compiled one by the texts of these. What a kernel is compiled for is known to us
 it by a plain key and hands it the arguments, as Triton would.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,9 +28,9 @@ def launch(
 ) -> Any:
     """kernel[(programs,)](**arguments, **options) on the device of `like` and its current stream.
 
-    arguments: every parameter of the kernel by name; numbers, tensors, None, tl.constexpr and
-    tuples of them. options: num_warps and the like. Returns the compiled kernel, for `run_again`;
-    None where there is none.
+    arguments: every parameter of the kernel by name; numbers, tensors, None, tl.constexpr, tensor
+    descriptors and tuples of them. options: num_warps and the like. Returns the compiled kernel,
+    for `run_again` and `straight_to`; None where there is none.
     """
     if not isinstance(kernel, JITFunction):  # interpreted
         kernel[(programs,)](**arguments, **options)
@@ -59,7 +61,7 @@ def _launch_again(
 
 def run_again(compiled: Any, programs: int, device: int, arguments: Sequence[Any]) -> None:
     """A compiled kernel on the current stream of the device, which is the current one."""
-    if not KNOWN or _hooks():
+    if not KNOWN or hooked():
         compiled[(programs, 1, 1)](*arguments)
         return
     stream = torch._C._cuda_getCurrentRawStream(device)
@@ -67,10 +69,81 @@ def run_again(compiled: Any, programs: int, device: int, arguments: Sequence[Any
     compiled.run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments)
 
 
-def _hooks() -> bool:
+def hooked() -> bool:
     """Whether a profiler wants to know of launches."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+STREAM = 3  # where it stands in Straight.head
+
+
+class Straight(NamedTuple):
+    """The launcher that Triton's own ends in: start(*head, *arguments), the stream filled in."""
+
+    start: Callable[..., None]
+    head: list[Any]  # all that comes before the kernel's arguments
+    notes: list[dict[str, Any]]  # Triton's own, of each tensor descriptor among them
+
+
+def straight_to(compiled: Any, programs: int) -> Straight | None:
+    """None: a launch of this kernel needs more than numbers and addresses."""
+    run, metadata = compiled.run, compiled.packed_metadata
+    head = [programs, 1, 1, None, compiled.function]
+    if type(run) is not _cuda_launcher():
+        return Straight(run, [*head, metadata, None, None, None], [])
+    if run.global_scratch_size or run.profile_scratch_size:  # memory that is asked for each time
+        return None
+    start, notes = run.launch, []
+    if inspect.isfunction(start):  # expands descriptors, then calls the launcher
+        inside = inspect.getclosurevars(start).nonlocals
+        start, notes = inside.get("launcher"), inside.get("tensordesc_meta", [None])
+        if start is None or None in notes:  # not as we know it; descriptors without TMA
+            return None
+    head += [run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, None, None, None]
+    return Straight(start, head, notes)
+
+
+def is_descriptor(value: Any) -> bool:
+    """Of a tensor: Triton has several types of them."""
+    return hasattr(value, "block_shape")
+
+
+class Place(NamedTuple):
+    """A tensor that only has an address, as a descriptor asks for it."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Described(NamedTuple):
+    """What is read of a tensor descriptor."""
+
+    base: Place
+    shape: list[int]
+    strides: list[int]
+    padding: str
+
+
+def expand(descriptor: Described, note: dict[str, Any]) -> list[Any]:
+    """The arguments that the launcher takes for it; the first holds the address."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    return make_tensordesc_arg(descriptor, note)
+
+
+@functools.cache
+def _cuda_launcher() -> Any:
+    """None where Triton has none, or one that we do not know."""
+    if not KNOWN:
+        return None
+    try:
+        from triton.backends.nvidia.driver import CudaLauncher
+    except ImportError:
+        return None
+    return CudaLauncher
 
 
 def launch_key(
@@ -78,10 +151,15 @@ def launch_key(
 ) -> tuple:
     """Equal only for launches that Triton serves by one compiled kernel.
 
-    Integers stand for themselves: Triton asks less of them, but to find out what takes time. A
-    kernel is known by its address, which what was compiled of it keeps: its hash is that of a text.
+    Integers stand for themselves: Triton asks less of them, but to find out what takes time. Of
+    those that a kernel is not compiled for, only how long they are counts. A kernel is known by its
+    address, which what was compiled of it keeps: its hash is that of a text.
     """
     key: list[Any] = [id(kernel), device, *options.items()]
+    if kernel.do_not_specialize:
+        some = {name: arguments[name] for name in kernel.do_not_specialize}
+        key += [type(n) if type(n) is int and -(2**31) <= n < 2**31 else n for n in some.values()]
+        arguments = {name: value for name, value in arguments.items() if name not in some}
     _note(arguments.values(), key)
     return tuple(key)
 
@@ -104,5 +182,7 @@ def _note(values: Iterable[Any], key: list[Any]) -> None:
         elif isinstance(value, Tensor):  # a subclass, whose detach() may be one too
             key.append(value.dtype)
             key.append(value.data_ptr() & 15)
+        elif is_descriptor(value):
+            key += (value.base.dtype, *value.block_shape, getattr(value, "layout", None))
         else:  # bool, str
             key.append((kind, value))

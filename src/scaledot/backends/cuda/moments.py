@@ -8,16 +8,17 @@ mean k' and the covariance C of those N keys,
 
 which costs 2 d^2 operations a row, however many keys there are; the two sums in the pass over the
 scores would cost four a key. So the forward kernel sums only the keys behind the last whole block,
-and says in a tenth plane how many they were. (A matrix wider than 128 does not fit into a program.)
-Three launches, none of which waits for the host:
+and says in a tenth plane how many they were. (A matrix wider than 128 does not fit into a program;
+where every row sees every key, whole_moments.py does with less.) Three launches, none of which
+waits for the host:
 
     measure blocks    mean and Gram matrix of each block of keys, about its own mean
     run on            the same of all keys up to the end of each block, by Chan's rule
     add to rows       the row's own part and that of its blocks together, by the same rule
 
 Everything is centred before it is squared, so a large common part of the keys, which moves no
-probability, costs no digits. Where every row sees every key, the blocks are all there is. A key
-that is not finite breaks the logits of all rows that see it, and those rows count nowhere.
+probability, costs no digits. A key that is not finite breaks the logits of all rows that see it,
+and those rows count nowhere.
 """
 
 import torch
@@ -26,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import strides
-from scaledot.backends.cuda.launching import launch
+from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
@@ -36,37 +37,41 @@ PART = 32  # of the width that is multiplied at a time
 MOST_BLOCKS = 32  # one program holds a row of all their matrices
 
 
-def block_for(keys: int, summed: str) -> int:
-    """Keys of a block: few blocks are cheaper here, short ones where the pass sums what is over."""
-    blocks = MOST_BLOCKS if summed == "edges" else MOST_BLOCKS // 2
-    return max(512, 1 << (-(-keys // blocks) - 1).bit_length())
+def block_for(keys: int) -> int:
+    """Keys of a block: few are cheaper here, but the pass sums what is over."""
+    return max(512, 1 << (-(-keys // MOST_BLOCKS) - 1).bit_length())
 
 
 def add_blocks(
-    statistics: Tensor, inputs: Inputs, settings: Settings, block: int, tile_rows: int
+    statistics: Tensor,
+    inputs: Inputs,
+    settings: Settings,
+    block: int,
+    tile_rows: int,
+    launches: Once = ONCE,
 ) -> None:
     """Completes the planes mean and m2 of statistics [10, B, H, Q].
 
     A row's moments so far are of plane 9 many keys, the last that it sees; all before them are
     missing, and are whole blocks of `block` keys, equally many for each row of a tile of
-    `tile_rows`. Without a tenth plane there is nothing so far: every row sees every key.
+    `tile_rows`.
     """
     query, key = inputs.query, inputs.key
     batch, heads, queries, width = query.shape
     groups, keys = key.shape[1:3]
-    everything = statistics.shape[0] == PLANES
     assert statistics.is_contiguous()
+    assert statistics.shape[0] == PLANES + 1
     assert tile_rows % 64 == 0
-    blocks = -(-keys // block) if everything else keys // block
+    blocks = keys // block
     if blocks == 0:
         return
     padded = max(1 << (width - 1).bit_length(), 16)
-    shape = (batch * groups, blocks, padded)
-    matrices = query.new_empty((*shape, padded), dtype=torch.float32)
+    matrix_rows = batch * groups * blocks * padded
+    matrices = launches.room(query, matrix_rows * padded, torch.float32)
     # Covariances as the sum of two, so that products of few bits lose nothing that counts.
     kind = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
-    covariances = query.new_empty((2, *shape, padded), dtype=kind)
-    means = query.new_empty((2, *shape), dtype=torch.float32)
+    covariances = launches.room(query, 2 * matrix_rows * padded, kind).view(2, -1)
+    means = launches.room(query, 2 * matrix_rows, torch.float32).view(2, -1)
     warps = 4 if padded <= 64 else 8
     sizes = {"keys": keys, "block": block, "blocks": blocks, "WIDTH": padded}
     measured = {
@@ -79,7 +84,7 @@ def add_blocks(
         **sizes,
         "KEYS": KEYS,
     }
-    launch(_measure_blocks, batch * groups * blocks, key, measured, num_warps=warps)
+    launches.launch(_measure_blocks, batch * groups * blocks, key, measured, num_warps=warps)
     run = {
         "matrices_ptr": matrices,
         "means_ptr": means[0],
@@ -88,8 +93,8 @@ def add_blocks(
         "running_ptr": means[1],
     }
     run |= sizes | {"BLOCKS": 1 << (blocks - 1).bit_length()}
-    launch(_run_on, batch * groups * padded, key, run, num_warps=4)
-    rows = 128 if everything or tile_rows % 128 == 0 else 64
+    launches.launch(_run_on, batch * groups * padded, key, run, num_warps=4)
+    rows = 128 if tile_rows % 128 == 0 else 64
     tiles = -(-queries // rows)
     added = {
         "statistics_ptr": statistics,
@@ -111,13 +116,12 @@ def add_blocks(
         "blocks": blocks,
         "WIDTH": padded,
         "LOG_N": settings.log_n,
-        "EVERYTHING": everything,
         "ROWS": rows,
         "PART": min(PART, padded),
     }
     # With fewer registers, two programs share a multiprocessor.
     most = {} if warps == 4 else {"maxnreg": 128}
-    launch(_add_to_rows, batch * heads * tiles, query, added, num_warps=warps, **most)
+    launches.launch(_add_to_rows, batch * heads * tiles, query, added, num_warps=warps, **most)
 
 
 @triton.jit
@@ -247,7 +251,6 @@ def _add_to_rows(
     blocks,
     WIDTH: tl.constexpr,
     LOG_N: tl.constexpr,
-    EVERYTHING: tl.constexpr,
     ROWS: tl.constexpr,
     PART: tl.constexpr,
 ):
@@ -260,17 +263,12 @@ def _add_to_rows(
     plane = tl.cast(batch, tl.int64) * heads * queries
     at = statistics_ptr + head * queries + row
     count = tl.load(at + 6 * plane, mask=inside, other=0.0)
-    here = tl.zeros([ROWS], tl.float32)
-    if not EVERYTHING:
-        here = tl.load(at + 9 * plane, mask=inside, other=0.0)
+    here = tl.load(at + 9 * plane, mask=inside, other=0.0)
     one = statistics_ptr + head * queries + tile * ROWS  # the rows of a tile miss the same keys
-    there = tl.load(one + 6 * plane)
-    last = blocks - 1  # of the blocks that the rows see
-    if not EVERYTHING:
-        there -= tl.load(one + 9 * plane)
-        # To the nearest: past 2^24 a count has lost its last bits.
-        last = (there / block + 0.5).to(tl.int32) - 1
-        there = ((last + 1) * block).to(tl.float32)
+    there = tl.load(one + 6 * plane) - tl.load(one + 9 * plane)
+    # The last block that they see; to the nearest: past 2^24 a count has lost its last bits.
+    last = (there / block + 0.5).to(tl.int32) - 1
+    there = ((last + 1) * block).to(tl.float32)
     if there > 0.0:
         d = tl.arange(0, WIDTH)
         place = (entry * groups + own // (heads // groups)) * blocks
@@ -299,11 +297,10 @@ def _add_to_rows(
         spread = tl.sum(product * q, 1)
         m2 = factor * factor * there * tl.maximum(spread, 0.0)
         mean = factor * tl.sum(q * mean_key[None, :], 1)
-        if not EVERYTHING:
-            off = tl.load(at + 7 * plane, mask=inside, other=0.0) - mean
-            share = here / (here + there)
-            mean += off * share
-            m2 += off * off * there * share
-            m2 += tl.load(at + 8 * plane, mask=inside, other=0.0)
+        off = tl.load(at + 7 * plane, mask=inside, other=0.0) - mean
+        share = here / (here + there)
+        mean += off * share
+        m2 += off * off * there * share
+        m2 += tl.load(at + 8 * plane, mask=inside, other=0.0)
         tl.store(at + 7 * plane, mean, mask=inside)
         tl.store(at + 8 * plane, m2, mask=inside)

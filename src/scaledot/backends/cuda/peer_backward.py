@@ -17,13 +17,15 @@ What is known to go wrong, and is refused or avoided here:
 - A grid's y and z end at 65535.
 """
 
+import functools
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from scaledot.backends.inputs import Inputs, Wanted
-from scaledot.backends.layout import is_aligned, is_regular, new_strides
+from scaledot.backends.layout import are_aligned, new_strides, steps_are_regular
 from scaledot.problem import Settings
 
 CUDNN_TILE = 128  # rows and keys
@@ -33,23 +35,28 @@ FLASH_WIDTHS = range(8, 257, 8)
 MAX_GRID = 65535
 ALIGNED_STRIDE = 8  # elements of two bytes
 
+_cudnn_backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+
 
 def serves(inputs: Inputs, settings: Settings, lse: Tensor, wanted: Wanted) -> str | None:
     """Which kernel may compute the gradients, "cudnn" or "flash"; None: neither.
 
     Decided from shapes, layouts and settings alone, so nothing waits for the GPU.
     """
-    query, key, value = inputs.query, inputs.key, inputs.value
+    query, key, value, mask, scale, sinks, weight, lengths, ends_q, ends_k, seed = inputs
     if value is None or not query.is_cuda or any(wanted):
         return None
-    if torch.are_deterministic_algorithms_enabled():
+    if not (mask is scale is sinks is weight is lengths is ends_q is ends_k is seed is None):
         return None
-    if not _is_plain(inputs, settings) or not _fits(query, key, value, lse):
+    if torch.are_deterministic_algorithms_enabled() or not are_aligned(query, key, value):
         return None
-    capability = torch.cuda.get_device_capability(query.device)
-    if _cudnn_serves(query, key, value, settings, capability):
+    shapes = query.shape, key.shape, value.shape
+    strides = query.stride(), key.stride(), value.stride()
+    found = _serve(shapes, strides, query.dtype, lse.dtype, settings, query.device)
+    if found.cudnn and torch.backends.cuda.cudnn_sdp_enabled():
         return "cudnn"
-    if _flash_serves(query, key, settings, capability):
+    if found.flash and torch.backends.cuda.flash_sdp_enabled():
         return "flash"
     return None
 
@@ -57,23 +64,23 @@ def serves(inputs: Inputs, settings: Settings, lse: Tensor, wanted: Wanted) -> s
 def backward(
     which: str, inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv by the kernel that `serves` named."""
+    """dq, dk, dv by the kernel that `serves` named; cuDNN's are made by torch.empty_like."""
     query, key, value = inputs.query, inputs.key, inputs.value
     assert value is not None
-    out, grad_out = _laid_out_like(query, out), _laid_out_like(query, grad_out)
-    lse = lse.contiguous()
+    strides = new_strides(query.shape, query.stride())
+    out, grad_out = _laid_out(out, query, strides), _laid_out(grad_out, query, strides)
+    lse = lse if lse.is_contiguous() else lse.contiguous()
     queries, keys, causal = query.shape[2], key.shape[2], settings.right == 0
     if which == "cudnn":
-        unused = torch.empty((), dtype=torch.int64, device=query.device)
-        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        return _cudnn_backward(
             grad_out,
             query,
             key,
             value,
             out,
             lse.unsqueeze(-1),  # [B, H, Q, 1] since torch 2.9
-            unused,  # philox_seed
-            unused,  # philox_offset
+            lse,  # philox_seed: not looked at without dropout
+            lse,  # philox_offset
             None,  # attn_bias
             None,  # cum_seq_q
             None,  # cum_seq_k
@@ -85,7 +92,7 @@ def backward(
         )
     assert which == "flash"
     seed = torch.empty(2, dtype=torch.uint64, device=query.device)  # never read without dropout
-    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+    return _flash_backward(
         grad_out,
         query,
         key,
@@ -104,11 +111,42 @@ def backward(
     )
 
 
-def _is_plain(inputs: Inputs, settings: Settings) -> bool:
+class Serve(NamedTuple):
+    """Which kernels can compute the gradients of calls of one kind."""
+
+    cudnn: bool
+    flash: bool
+
+
+Shapes = tuple[torch.Size, torch.Size, torch.Size]  # of query, key, value
+Strides = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@functools.lru_cache(4096)
+def _serve(
+    shapes: Shapes,
+    strides: Strides,
+    dtype: torch.dtype,
+    lse_dtype: torch.dtype,
+    settings: Settings,
+    device: torch.device,
+) -> Serve:
+    """All that is the same for every call alike, of tensors that are aligned."""
+    plain = _is_plain(settings) and lse_dtype == torch.float32
+    if not plain or not _fits(shapes, strides, dtype):
+        return Serve(False, False)
+    query, key, _ = shapes
+    major, _ = torch.cuda.get_device_capability(device)
+    return Serve(
+        major == 9 and _cudnn_serves(query, key, settings),
+        major >= 8 and _flash_serves(query, key, settings),
+    )
+
+
+def _is_plain(settings: Settings) -> bool:
     """softmax(scale q.k) v over all keys, or causal: nothing that only we know."""
     return (
-        all(tensor is None for tensor in inputs[3:])
-        and settings.dropout_p == 0.0
+        settings.dropout_p == 0.0
         and not settings.log_n
         and not settings.softcap
         and settings.scale > 0.0
@@ -117,65 +155,51 @@ def _is_plain(inputs: Inputs, settings: Settings) -> bool:
     )
 
 
-def _fits(query: Tensor, key: Tensor, value: Tensor, lse: Tensor) -> bool:
+def _fits(shapes: Shapes, strides: Strides, dtype: torch.dtype) -> bool:
     """What both kernels ask of types, shapes and layouts."""
-    batch, heads, _, width = query.shape
-    groups = key.shape[1]
+    query, key, value = shapes
+    batch, heads, _, width = query
     return (
-        query.dtype in (torch.bfloat16, torch.float16)
-        and lse.dtype == torch.float32
+        dtype in (torch.bfloat16, torch.float16)
         and query.numel() > 0
         and key.numel() > 0
-        and value.shape[-1] == width
-        and heads % groups == 0
+        and value[-1] == width
+        and heads % key[1] == 0
         and batch * heads <= MAX_GRID
-        and all(_fits_plan(tensor) for tensor in (query, key, value))
+        and all(map(_fits_plan, shapes, strides))
     )
 
 
-def _fits_plan(tensor: Tensor) -> bool:
+def _fits_plan(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     """Also strides of dimensions with one entry reach the plan, which keeps them in 32 bits."""
-    *steps, _ = tensor.stride()
-    aligned = all(step % ALIGNED_STRIDE == 0 for step in steps)
-    return is_regular(tensor) and aligned and max(tensor.stride()) < 2**31
+    aligned = all(step % ALIGNED_STRIDE == 0 for step in strides[:-1])
+    return steps_are_regular(shape, strides, 2) and aligned and max(strides) < 2**31
 
 
-def _is_square(query: Tensor, key: Tensor) -> bool:
-    return query.shape[2] == key.shape[2]
+def _is_square(query: torch.Size, key: torch.Size) -> bool:
+    return query[2] == key[2]
 
 
-def _cudnn_serves(
-    query: Tensor, key: Tensor, value: Tensor, settings: Settings, capability: tuple[int, int]
-) -> bool:
+def _cudnn_serves(query: torch.Size, key: torch.Size, settings: Settings) -> bool:
     top_left = not settings.bottom_right  # as cuDNN's causal mask
     return (
-        capability[0] == 9
-        and query.shape[-1] in CUDNN_WIDTHS
-        and query.shape[2] % CUDNN_TILE == 0
-        and key.shape[2] % CUDNN_TILE == 0
+        (torch.backends.cudnn.version() or 0) >= CUDNN_SINCE
+        and query[-1] in CUDNN_WIDTHS
+        and query[2] % CUDNN_TILE == 0
+        and key[2] % CUDNN_TILE == 0
         and (settings.right is None or top_left or _is_square(query, key))
-        and torch.backends.cuda.cudnn_sdp_enabled()
-        and (torch.backends.cudnn.version() or 0) >= CUDNN_SINCE
-        # This switch lays lse out another way.
+        # This switch, which torch reads once, lays lse out another way.
         and os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") == "0"
     )
 
 
-def _flash_serves(
-    query: Tensor, key: Tensor, settings: Settings, capability: tuple[int, int]
-) -> bool:
-    return (
-        capability[0] >= 8
-        and query.shape[-1] in FLASH_WIDTHS
-        and (settings.right is None or _is_square(query, key))  # its causal mask is bottom-right
-        and torch.backends.cuda.flash_sdp_enabled()
-    )
+def _flash_serves(query: torch.Size, key: torch.Size, settings: Settings) -> bool:
+    plain = settings.right is None or _is_square(query, key)  # its causal mask is bottom-right
+    return query[-1] in FLASH_WIDTHS and plain
 
 
-def _laid_out_like(query: Tensor, tensor: Tensor) -> Tensor:
+def _laid_out(tensor: Tensor, query: Tensor, strides: tuple[int, ...]) -> Tensor:
     """The same numbers with the strides that a new tensor like the query has."""
-    assert tensor.shape == query.shape
-    alike = tensor.stride() == new_strides(query.shape, query.stride())
-    if alike and tensor.dtype == query.dtype and is_aligned(tensor):
+    if tensor.stride() == strides and tensor.dtype == query.dtype and are_aligned(tensor):
         return tensor
     return torch.empty_like(query).copy_(tensor)

@@ -12,6 +12,9 @@ A forward kernel fills `statistics` [PLANES, B, H, Q] float32, in the order of R
     count       how many keys the row sees
     mean, m2    of z over those keys; m2 is the sum of squared deviations from that mean
 
+Where every row sees every key, m2 need be right only as a sum over the rows of a head that count
+(whole_moments.py): the vitals use no other, and no row's own is given back.
+
 Where Gram matrices give the last two for a part of the keys (moments.py), a tenth plane says of how
 many keys they are so far.
 """

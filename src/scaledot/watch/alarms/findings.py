@@ -30,8 +30,7 @@ def collapse(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
     Act: three quarters of all heads of the model do so, and are closed.
     """
-    away = heads.away.lasts & heads.counted
-    if not _several(away):
+    if not heads.away.begun or not _several(away := heads.away.lasts & heads.counted):
         return []
     closed = _share(away & (heads.passes < limit["collapse.closed"]), heads)
     act = closed >= limit["collapse.act"]
@@ -54,7 +53,9 @@ def growth(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
     Healthy runs pass 100 as well: alone that is a note.
     """
-    found = []
+    found: list[Finding] = []
+    if not heads.growing.begun:
+        return found
     levels = [limit["growth"], limit["growth.warn"], limit["growth.act"]]
     for where in heads.by_layer(heads.growing.lasts):
         scores = heads.trend.level[where.columns][where.heads]
@@ -69,9 +70,10 @@ def growth(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
 def saturation(heads: Heads, limit: Limits, step: int) -> list[Finding]:
     """Nearly all heads of the model are one-hot, whether or not their scores still grow."""
-    shut = heads.shut.lasts & heads.counted
+    if not heads.shut.begun or not _several(shut := heads.shut.lasts & heads.counted):
+        return []
     share = _share(shut, heads)
-    if not _several(shut) or share < limit["saturation"]:
+    if share < limit["saturation"]:
         return []
     warn = share >= limit["saturation.warn"]
     threshold = limit["saturation.warn" if warn else "saturation"]
@@ -83,9 +85,11 @@ def saturation(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
 def fading(heads: Heads, limit: Limits, step: int) -> list[Finding]:
     """Heads that look at everything alike, long after they should have begun to choose."""
+    if not heads.flat.begun:
+        return []
     age = heads.age(step)
     flat = heads.flat.lasts & (age >= limit["fading.warm_up"])
-    if not flat.any():
+    if not np.count_nonzero(flat):
         return []
     overall = float(flat.mean())
     warn = overall >= limit["fading.warn"] and age.min() >= 2 * limit["fading.warm_up"]
@@ -106,7 +110,7 @@ def fading(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 def broken(heads: Heads, limit: Limits, step: int) -> list[Finding]:
     """Rows that hold NaN or inf: at once, without waiting for a second reading."""
     holds = heads.nonfinite > limit["broken"]
-    if not holds.any():
+    if not np.count_nonzero(holds):
         return []
     return [
         Finding(
@@ -123,8 +127,10 @@ def broken(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
 def sink(heads: Heads, limit: Limits, step: int) -> list[Finding]:
     """A head that rests on the first key: sharp, and no illness. It is given its name."""
+    if not heads.sunk.begun:
+        return []
     rests = heads.sunk.lasts & (heads.passes < limit["sink.passes"])
-    if not rests.any():
+    if not np.count_nonzero(rests):
         return []
     return [
         Finding(
@@ -151,11 +157,11 @@ EVERY: tuple[Callable[[Heads, Limits, int], list[Finding]], ...] = (
 
 def _several(holds: np.ndarray) -> bool:
     """A single head is no illness: heads that look one token back are one-hot by right."""
-    return int(holds.sum()) >= min(2, len(holds))
+    return bool(np.count_nonzero(holds) >= min(2, len(holds)))
 
 
 def _share(holds: np.ndarray, heads: Heads) -> float:
-    return float(holds.sum() / max(int(heads.counted.sum()), 1))
+    return np.count_nonzero(holds) / max(np.count_nonzero(heads.counted), 1)
 
 
 def _since(stretch: Stretch, where: InLayer) -> int:

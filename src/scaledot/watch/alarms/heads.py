@@ -34,7 +34,7 @@ class Heads:
     def __init__(self, thresholds: Mapping[str, float]) -> None:
         self._limit = thresholds
         self._places: dict[str, slice] = {}
-        self._known: dict[tuple, np.ndarray] = {}  # columns of sets of layers seen before
+        self._known: dict[tuple, np.ndarray | slice] = {}  # columns of sets of layers seen before
         self.score, self.passes, self.sink, self.nonfinite = (np.zeros(0) for _ in range(4))
         self.first, self.last = (np.zeros(0, np.int64) for _ in range(2))  # steps
         self.trend = Trend()
@@ -52,21 +52,23 @@ class Heads:
         self.nonfinite[at] = counts[NONFINITE]
         self.broken.add(at, counts[NONFINITE] > self._limit["broken"], step)
         if not counted.all():  # a head without a row was not measured
-            at, floats = at[counted], floats[:, counted]
+            at, floats = np.arange(len(self.score))[at][counted], floats[:, counted]
         self.score[at], self.passes[at] = floats[SCORE], 1 - floats[SUM_P2]
         self.sink[at] = np.maximum(floats[SINK], floats[OFF])
         self.trend.add(at, step - self.last[at], floats[SCORE])
         self.last[at] = step
         self._look(at, floats[ENTROPY], step)
 
-    def _look(self, at: np.ndarray, entropy_ratio: np.ndarray, step: int) -> None:
+    def _look(self, at: np.ndarray | slice, entropy_ratio: np.ndarray, step: int) -> None:
         """Which conditions hold now."""
         limit, trend = self._limit, self.trend
         level, passes = trend.level[at], self.passes[at]
         power, known = self.power[at], trend.known[at]
-        away = (level > limit["collapse.score"]) & (passes < limit["collapse.passes"])
-        projected = level * np.exp2(np.clip(power, 0, 64))  # when the run is twice as old
-        self.away.add(at, known & away & (projected > limit["collapse.projected"]), step)
+        away = known & (level > limit["collapse.score"]) & (passes < limit["collapse.passes"])
+        if np.count_nonzero(away):
+            projected = level * np.exp2(np.clip(power, 0, 64))  # when the run is twice as old
+            away &= projected > limit["collapse.projected"]
+        self.away.add(at, away, step)
         growing = (level > limit["growth"]) & (power > limit["growth.rate"])
         self.growing.add(at, known & growing, step)
         self.shut.add(at, passes < limit["saturation.passes"], step)
@@ -91,19 +93,24 @@ class Heads:
 
     def by_layer(self, holds: np.ndarray, counted: np.ndarray | None = None) -> Iterator[InLayer]:
         """The layers in which it holds of any head; counted: of how many the share is taken."""
+        if not np.count_nonzero(holds):
+            return
         for layer, columns in self._places.items():
             those = np.flatnonzero(holds[columns])
             if len(those):
                 of = len(holds[columns]) if counted is None else int(counted[columns].sum())
                 yield InLayer(layer, columns, those, len(those) / max(of, 1))
 
-    def _columns_of(self, readings: Sequence[Reading], step: int) -> np.ndarray:
+    def _columns_of(self, readings: Sequence[Reading], step: int) -> np.ndarray | slice:
+        """A slice where they lie side by side, as all layers of a model do: nothing is copied."""
         make = tuple((one.layer, one.heads) for one in readings)
         if make not in self._known:
             for layer, heads in make:
                 self._place(layer, heads, step)
             every = np.arange(len(self.score))
-            self._known[make] = np.concatenate([every[self._places[layer]] for layer, _ in make])
+            columns = np.concatenate([every[self._places[layer]] for layer, _ in make])
+            whole = slice(int(columns[0]), int(columns[0]) + len(columns))
+            self._known[make] = whole if np.array_equal(columns, every[whole]) else columns
         return self._known[make]
 
     def _place(self, layer: str, heads: int, step: int) -> None:

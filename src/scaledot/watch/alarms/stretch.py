@@ -15,12 +15,15 @@ class Stretch:
     held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     missed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     since: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    begun: bool = False  # of any head: most conditions never hold in a healthy run
 
     def grow(self, heads: int) -> None:
-        for name, array in vars(self).items():
-            setattr(self, name, np.append(array, np.zeros(heads, np.int64)))
+        for name in ("held", "missed", "since"):
+            setattr(self, name, np.append(getattr(self, name), np.zeros(heads, np.int64)))
 
-    def add(self, at: np.ndarray, holds: np.ndarray, step: int) -> None:
+    def add(self, at: np.ndarray | slice, holds: np.ndarray, step: int) -> None:
+        if not (self.begun or np.count_nonzero(holds)):
+            return  # what has not begun cannot be missed
         held = self.held[at]
         self.since[at] = np.where(holds & (held == 0), step, self.since[at])
         missed = np.where(holds, 0, self.missed[at] + 1)
@@ -28,6 +31,7 @@ class Stretch:
         over = (missed >= RESTS) | (~holds & (held < LASTS))
         self.held[at] = np.where(over, 0, held + holds)
         self.missed[at] = missed
+        self.begun = bool(np.count_nonzero(self.held))
 
     @property
     def lasts(self) -> np.ndarray:

@@ -34,11 +34,13 @@ class Trend:
         for name, array in vars(self).items():
             setattr(self, name, np.append(array, np.zeros(heads)))
 
-    def add(self, at: np.ndarray, steps: np.ndarray, scores: np.ndarray) -> None:
+    def add(self, at: np.ndarray | slice, steps: np.ndarray, scores: np.ndarray) -> None:
         """at: which heads; steps: since their last reading."""
         finite = np.isfinite(scores)
-        at, steps = at[finite], steps[finite]
-        y = np.log(np.maximum(scores[finite], 1.0))  # scores below 1 are no matter of growth
+        if not finite.all():
+            at = np.arange(len(self.weight))[at][finite]
+            steps, scores = steps[finite], scores[finite]
+        y = np.log(np.maximum(scores, 1.0))  # scores below 1 are no matter of growth
         number = self.readings[at] + 1
         keep = 1 - 1 / np.maximum(number * WINDOW, FEWEST)
         weight, x, sum_y = self.weight[at], self.x[at], self.y[at]

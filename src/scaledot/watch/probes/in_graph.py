@@ -141,9 +141,7 @@ def _observe(
 def _take(floats: Tensor, counts: Tensor, buffer: Tensor, site: int, kind: str) -> None:
     def vitals() -> Vitals:
         # The graph may use the memory again: what is kept is a copy.
-        named: dict[str, Any] = dict(zip(FLOAT_FIELDS, floats.clone(), strict=True))
-        named |= dict(zip(COUNT_FIELDS, counts.clone(), strict=True))
-        return Vitals(**named)
+        return Vitals.unpacked(floats.clone(), counts.clone())
 
     compiled.offer(site, floats, vitals, kind)
 

@@ -64,7 +64,7 @@ def _measured(original: Callable[..., Any]) -> Callable[..., Any]:
         with hub.quiet():
             out, vitals = original(problem, backend)
         if problem.value is not None:  # without values it is somebody's own measurement
-            _offer(problem.query, lambda: vitals, MEASURING)
+            _offer(problem.query, lambda: vitals, MEASURING, measured=True)
         return out, vitals
 
     return with_vitals
@@ -109,11 +109,11 @@ def _beside(
     return attention
 
 
-def _offer(query: Tensor, measure: Callable[[], Vitals], kind: str) -> None:
+def _offer(query: Tensor, measure: Callable[[], Vitals], kind: str, measured: bool = False) -> None:
     if reason := why_not(query):
         hub.cannot_see(kind, reason)
     else:
-        hub.offer(Seen(query, measure, kind))
+        hub.offer(Seen(query, measure, kind, measured=measured))
 
 
 # The functions' own arguments, traced; Dynamo knows no inspect.signature. ------------------------

@@ -22,6 +22,23 @@ class Place(NamedTuple):
     caller: str  # the function that called, for attention outside of any module
 
 
+def near(ours: int) -> tuple[nn.Module | None, tuple[int, ...]]:
+    """The innermost module and the site, as `here` has them, and nothing of what lies around it.
+
+    ours: how many frames, the caller's included, are the watch's own at every call.
+    """
+    site: list[int] = []
+    frame: FrameType | None = sys._getframe(ours + 1)
+    while frame is not None:
+        code = frame.f_code
+        if code is CALL:
+            return frame.f_locals["self"], tuple(site)
+        if not frame.f_globals.get("__name__", "").startswith(PASSING):
+            site += (id(code), frame.f_lasti)
+        frame = frame.f_back
+    return None, ()
+
+
 def here() -> Place:
     """The place of whoever called the probe that calls this."""
     modules: list[nn.Module] = []

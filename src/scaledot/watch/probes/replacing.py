@@ -38,7 +38,7 @@ def replaced(
             reason = f"{type(error).__name__}: {error}"
         else:
             if hub.wants():
-                hub.offer(Seen(query, lambda: vitals, kind, module))
+                hub.offer(Seen(query, lambda: vitals, kind, module, measured=True))
             return out
     hub.keeps_own(kind, reason, module)
     return KEPT

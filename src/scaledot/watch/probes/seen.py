@@ -22,6 +22,7 @@ class Seen(NamedTuple):
     first: int | None = None  # of the layer's heads, where the call says which this rank holds
     counts: bool = True  # False: the rows are another rank's as well, who counts them
     over_ranks: bool = False  # measuring it talks to other ranks: all of them must do it
+    measured: bool = False  # the call itself has made the vitals: there is no work left to time
 
 
 def why_not(query: Any) -> str:

@@ -100,6 +100,11 @@ class Job:
         """Whether this rank measures for itself, and will."""
         return self._mode == "apart" or (self._settled and not self.together)
 
+    @property
+    def alone(self) -> bool:
+        """Whether there never was another rank to exchange readings with."""
+        return self._exchange is None
+
     def join(self, patience: float | None = None) -> None:
         """At the end of a step: find the other ranks, once there are any."""
         if self._settled or self._mode == "apart" or (here := world()) is None:

@@ -34,15 +34,20 @@ WHOLE = Share()
 
 def share_of(running: Sequence[nn.Module], heads: int) -> Share:
     """running: the modules around the call, the innermost first; heads: of the call."""
-    tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor is None or not dist.is_initialized():
-        return WHOLE  # nobody has made a DTensor
+    if not may_be_shared():
+        return WHOLE
+    tensor = sys.modules["torch.distributed.tensor"]
     for module in running[:FURTHEST]:
         for name, weight in _query_weights(module):
             if not isinstance(weight, tensor.DTensor):
                 return WHOLE
             return _of_resting(weight, heads) if _rests(module, name) else _share(weight, heads)
     return WHOLE
+
+
+def may_be_shared() -> bool:
+    """Whether anybody can have made a DTensor."""
+    return "torch.distributed.tensor" in sys.modules and dist.is_initialized()
 
 
 def rows_of(tensor: Any, dim: int = 0) -> tuple[int, int]:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from scaledot.measure import Vitals
-from scaledot.watch.gather import Gathering, Waiting
+from scaledot.measure import FLOAT_FIELDS
+from scaledot.watch.gather import Gathering, Numbers, Waiting
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.reading import Phase
@@ -18,6 +18,7 @@ from scaledot.watch.remedies.capture import Inputs, running_modules
 from scaledot.watch.watch import Watch
 
 log = logging.getLogger("scaledot.watch")
+MAX_LOGIT = FLOAT_FIELDS.index("max_logit")
 
 
 class Overheard(Gathering):
@@ -36,10 +37,10 @@ class Overheard(Gathering):
         watch._gathering = overheard
         return overheard
 
-    def add(self, layer: str, phase: Phase, vitals: Vitals, heads: int) -> None:
-        super().add(layer, phase, vitals, heads)
+    def add(self, layer: str, phase: Phase, numbers: Numbers, heads: int) -> None:
+        super().add(layer, phase, numbers, heads)
         if phase == "train":
-            largest = vitals.max_logit.detach().reshape(-1, heads).amax(0)
+            largest = numbers.floats[MAX_LOGIT].detach().reshape(-1, heads).amax(0)
             known = self._of_step.get(layer)
             self._of_step[layer] = largest if known is None else torch.maximum(known, largest)
 

@@ -1,5 +1,8 @@
 """The backend for Hopper GPUs (H100, H200): one Gluon kernel, vitals in the same pass."""
 
+import functools
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -15,24 +18,25 @@ GLUON_VERSIONS = ((3, 6),)  # Gluon is experimental: its names change with each 
 WIDTHS = range(8, 257, 8)
 MOST_TOKENS = 2**30  # positions are int32 in the kernel
 
-# From so many keys on, moments of whole blocks of keys come from Gram matrices (moments.py). Those
-# take as long for each token, however many keys it sees; sums inside the pass a tenth of its time.
-GRAM_FROM_KEYS = 8192  # twice as many where a row sees half of them
+# Moments of the logits come from Gram matrices from so many keys on, by the padded width: with
+# values, and for scores alone. The matrices take as long for each token, however many keys it sees;
+# sums inside the pass some 10 % of its time. None: at no length.
+GRAM_WHOLE = {64: (2048, 2048), 128: (4096, 8192), 256: (16384, None)}  # whole_moments.py
+GRAM_EDGES = {64: (8192, 32768), 128: (32768, 65536), 256: (None, None)}  # moments.py
 GRAM_FROM_QUERIES = 1024  # the matrices cost the same for one query
-GRAM_WIDEST = 128
 
 
 def refuses(problem: Problem) -> str | None:
     """Why this backend cannot serve the problem, None when it can."""
     query, key, value = problem.query, problem.key, problem.value
-    settings = problem.settings
-    if query.device.type != "cuda":
-        return f"the tensors are on {query.device}, not on a GPU"
+    settings, device = problem.settings, problem.query.device
+    if device.type != "cuda":
+        return f"the tensors are on {device}, not on a GPU"
     if backend.TRITON is None:
         return "triton is not installed: pip install triton"
     if backend.TRITON not in GLUON_VERSIONS:
         return "its kernel is written for the Gluon of triton 3.6"
-    if not backend.is_hopper(query.device.index):
+    if not backend.is_hopper(device.index):
         return "the GPU is not a Hopper GPU (compute capability 9.0)"
     if query.dtype not in (torch.bfloat16, torch.float16):
         return "it computes bfloat16 and float16"
@@ -44,8 +48,8 @@ def refuses(problem: Problem) -> str | None:
         return "it has a softcap with a plain scale only"
     if settings.softcap and problem.wants_vitals:
         return "it has no vitals of a softcap"
-    widths = {query.shape[-1], query.shape[-1] if value is None else value.shape[-1]}
-    if not all(width in WIDTHS for width in widths):
+    fits = query.shape[-1] in WIDTHS and (value is None or value.shape[-1] in WIDTHS)
+    if not fits:
         return "widths must be multiples of 8 up to 256"
     if not (query.numel() and key.numel()):
         return "an empty tensor"
@@ -67,30 +71,29 @@ def attend(problem: Problem) -> Result:
 def _forward(
     inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
 ) -> operators.Measured:
-    from scaledot.backends.cuda import moments
-    from scaledot.backends.cuda.hopper import launch
+    summed = _moments_in_the_pass(inputs, settings) if wants_vitals else "none"
+    return _kernels().forward(inputs, settings, out, wants_vitals, per_row, summed)
 
-    summed = _moments_in_the_pass(inputs, settings)
-    block = moments.block_for(inputs.key.shape[2], summed)
-    lse, rows, squares, tile_rows = launch.forward(
-        inputs, settings, out, wants_vitals, summed, block
-    )
-    if wants_vitals and summed != "all":
-        # After the long kernel: while it runs, the short ones are queued.
-        moments.add_blocks(rows, inputs, settings, block, tile_rows)
-    return backend.measured(lse, rows, inputs, squares, wants_vitals, per_row)
+
+@functools.cache
+def _kernels() -> ModuleType:
+    """Imported when they are needed: triton may not be installed."""
+    from scaledot.backends.cuda.hopper import forward
+
+    return forward
 
 
 def _moments_in_the_pass(inputs: Inputs, settings: Settings) -> str:
     """Of which keys, see `launch.forward`."""
     queries, (keys, width) = inputs.query.shape[2], inputs.key.shape[2:]
-    from_the_first_key = settings.left is None and inputs.cu_seqlens_q is None
-    to_the_last = settings.right is None and inputs.key_lengths is None
-    enough = GRAM_FROM_KEYS if to_the_last else 2 * GRAM_FROM_KEYS
-    many = keys >= enough and queries >= GRAM_FROM_QUERIES
-    if not from_the_first_key or not many or width > GRAM_WIDEST:
+    if settings.left is not None or inputs.cu_seqlens_q is not None or queries < GRAM_FROM_QUERIES:
         return "all"
-    return "none" if to_the_last else "edges"
+    whole = settings.right is None and inputs.key_lengths is None
+    padded = 64 if width <= 64 else 128 if width <= 128 else 256
+    enough = (GRAM_WHOLE if whole else GRAM_EDGES)[padded][inputs.value is None]
+    if enough is None or keys < enough:
+        return "all"
+    return "none" if whole else "edges"
 
 
 engine = operators.define("hopper", _forward, backend.backward, ("CUDA",))

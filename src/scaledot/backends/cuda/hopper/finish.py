@@ -19,12 +19,12 @@ def scale_of(call):
 def finish(call, tile, sums, acc, WHO: gl.constexpr):
     """From the sums to lse, the planes of statistics.py, and the output."""
     plan = call.plan
-    layout: gl.constexpr = sums.m.type.layout
+    layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
     low, high = call.reach(tile, row)  # again: cheaper than to keep them all along
     l = gl.convert_layout(gl.sum(sums.l, 1), layout)
     blind = high <= low
-    pivot = sums.pivot
+    pivot = gl.convert_layout(gl.max(sums.pivot, 1), layout)
     lse = pivot + gl.log2(l)
     sink = -INFINITY
     if plan.SINKS:
@@ -44,7 +44,7 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
     if plan.STATISTICS:
         w = gl.convert_layout(gl.sum(sums.w, 1), layout)
         p2 = gl.convert_layout(gl.sum(sums.p2, 1), layout)
-        top = sums.m * scale_of(call)
+        top = gl.convert_layout(gl.max(sums.m, 1), layout) * scale_of(call)
         broken = (w != w) | (l != l)
         # -sum p log2 p, every term counted from the lse
         entropy = share * (l * (lse - pivot) - w)
@@ -70,16 +70,15 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
         gl.store(at + 5 * plane, of_row(first_p, 0.0, blind, broken), mask=inside)
         gl.store(at + 6 * plane, n, mask=inside)
         if plan.MOMENTS == "all":
-            store_moments(call, tile, sums, WHO)
+            store_moments(call, tile, sums, layout, WHO)
     if plan.VALUES:
         store_output(call, tile, acc, share, blind, WHO)
 
 
 @gluon.jit
-def store_moments(call, tile, sums, WHO: gl.constexpr):
+def store_moments(call, tile, sums, layout: gl.constexpr, WHO: gl.constexpr):
     """Mean and m2 of the scores so far; and how many those are, where some will not be summed."""
     plan = call.plan
-    layout: gl.constexpr = sums.m.type.layout
     row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
     low, high = call.reach(tile, row)
     if plan.MOMENTS == "edges":
@@ -89,7 +88,8 @@ def store_moments(call, tile, sums, WHO: gl.constexpr):
     b = gl.convert_layout(gl.sum(sums.b, 1), layout)
     mean = a / gl.maximum(n, 1.0)
     m2 = gl.where(n > 0.0, gl.maximum(b - a * mean, 0.0) * (LN2 * LN2), 0.0)
-    mean = gl.where(n > 0.0, (sums.pivot + mean) * LN2, 0.0)
+    pivot = gl.convert_layout(gl.max(sums.pivot, 1), layout)
+    mean = gl.where(n > 0.0, (pivot + mean) * LN2, 0.0)
     inside = row < tile.queries
     entry = (tile.batch * call.heads + tile.head).to(gl.int64)
     plane = (call.batch * call.heads).to(gl.int64) * call.queries

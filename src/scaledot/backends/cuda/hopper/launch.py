@@ -10,14 +10,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
-from scaledot.backends.cuda.launching import run_again
+from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.backends.layout import is_regular
 from scaledot.problem import Settings
 
 LOG2E = 1.4426950408889634
-TENSORS = 9  # that the kernel takes besides query, key and value
 CACHE_BYTES = 32 * 2**20  # of keys and values that the L2 cache keeps, of its 50 MB
 MOST_DEALT = 8192  # tiles that are dealt out on paper, to see who gets how much
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -29,35 +28,33 @@ class Config(NamedTuple):
     keys: int  # of a tile
     stages: int
     consumers: int
-    turns: bool
+    turns: bool = False
     early: bool = False
     quarters: bool = False
+    lazy: bool = False
 
 
-def config_for(
-    width: int, keys: int, *, values: bool, statistics: bool, moments: str, causal: bool
-) -> Config:
+def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
     """By the widest of the tensors and what the pass sums; each was the fastest that was measured.
 
-    Three consumers keep the exponential units busy, but with all sums they spill, and a tile of 192
-    rows meets more masked tiles of keys.
+    moments: None without statistics. Three consumers keep the exponential units busy, but with all
+    sums they spill, and a tile of 192 rows meets more masked tiles of keys.
     """
     if not values:
-        few = moments == "all" or width > 128 or (causal and width <= 64)
-        return Config(128, 2, 2 if few else 3, False, False, width > 64 and not few)
+        if moments == "none" and width <= 128:
+            return Config(128, 2, 3, quarters=width > 64)
+        lazy = width > 64 or not causal
+        return Config(128, 2, 2, quarters=lazy and moments != "all", lazy=lazy)
     if width > 128:
-        early = statistics or not causal
-        return Config(64, 2, 2, early and not statistics, early)
-    short = causal and keys < 8192
+        return Config(64, 2, 2, early=True, lazy=moments != "all")
     if width > 64:
-        turns = short or moments == "all" or (causal and statistics)
-        quarters = moments != "all" and (short or statistics)
-        return Config(128, 2, 2, turns, statistics, quarters)
-    if moments == "all":
-        return Config(128, 2, 2, True, causal)
-    if moments == "edges" or short:
-        return Config(128, 2, 2, True, True, True)
-    return Config(128, 2, 3, statistics, statistics, statistics)
+        if moments is None:
+            return Config(128, 2, 2)
+        return Config(128, 2, 2, True, True, moments != "all", lazy=True)
+    if moments is None and not (causal and keys < 8192):
+        return Config(128, 2, 3)
+    consumers = 3 if moments == "none" else 2
+    return Config(128, 2, consumers, True, True, moments != "all", lazy=True)
 
 
 class Passed(NamedTuple):
@@ -65,7 +62,7 @@ class Passed(NamedTuple):
 
     lse: Tensor  # [B, H, Q]
     rows: Tensor  # the planes of statistics.py; a tenth: of how many keys the moments are
-    squares: Tensor | None  # [B, H, Q]: of each row of the query, summed
+    squares: Tensor | None  # B H Q numbers: of each row of the query, summed
     tile_rows: int
 
 
@@ -77,27 +74,33 @@ def forward(
     moments: str = "all",
     block: int = 0,
     config: Config | None = None,
+    *,
+    lse: Tensor | None = None,
+    rows: Tensor | None = None,
+    launches: Once = ONCE,
 ) -> Passed:
-    """`out` filled. moments: of "all" keys; of those at the "edges" of whole blocks of `block` keys
-    (moments.py); of "none"."""
+    """`out` filled, but for tokens of no sequence. moments: of "all" keys; of those at the "edges"
+    of whole blocks of `block` keys (moments.py); of "none". lse and rows are made where they are
+    not given."""
     query, key, value = inputs.query, _usable(inputs.key), inputs.value
     query = _usable(query)
     value = key if value is None else _usable(value)
     batch, heads, queries, width = query.shape
     groups, keys = key.shape[1:3]
-    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
+    if lse is None:
+        lse = query.new_empty((batch, heads, queries), dtype=torch.float32)
     moments = moments if statistics else "none"
-    planes = 0 if not statistics else PLANES + (moments == "edges")
-    rows = lse.new_empty(planes, batch, heads, queries)
-    squares = torch.empty_like(lse) if statistics else None
+    planes = planes_of(moments) if statistics else 0
+    if rows is None:
+        rows = launches.room(query, planes * lse.numel(), torch.float32).view(planes, *lse.shape)
+    squares = launches.room(query, lse.numel(), torch.float32) if statistics else None
     value_width = value.shape[-1]
     d, v = _padded(width), _padded(value_width)
     config = config or config_for(
         max(d, v),
         keys,
         values=out is not None,
-        statistics=statistics,
-        moments=moments,
+        moments=moments if statistics else None,
         causal=settings.right is not None,
     )
     tile_rows = 64 * config.consumers
@@ -105,8 +108,6 @@ def forward(
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
     blocks = -(-queries // tile_rows) + sequences
     programs = min(blocks * batch * heads, _multiprocessors(query.device.index))
-    if packed and out is not None:
-        out.zero_()  # tokens of no sequence
     sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
     strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
     section = 1
@@ -158,9 +159,19 @@ def forward(
         value_width < v,
         squares is not None,
     )
-    shapes = ([64, d], [config.keys, d], [config.keys, v])
-    _launch(programs, (query, key, value), shapes, arguments, constants)
+    described = (
+        _describe(query, [1, 1, 64, d]),
+        _describe(key, [1, 1, config.keys, d]),
+        _describe(value, [1, 1, config.keys, v]),
+    )
+    named = dict(zip(attend.arg_names, (*described, *arguments, *constants), strict=True))
+    launches.launch(attend, programs, query, named, num_warps=4)
     return Passed(lse, rows, squares, tile_rows)
+
+
+def planes_of(moments: str) -> int:
+    """How many `forward` fills with statistics."""
+    return PLANES + (moments == "edges")
 
 
 def section_size(heads: int, blocks: int, programs: int, key_bytes: int) -> int:
@@ -196,42 +207,9 @@ def _longest(heads: int, blocks: int, programs: int, size: int) -> int:
     return max(met)
 
 
-class Described(NamedTuple):
-    """What a launch reads of a tensor descriptor."""
-
-    base: Tensor
-    shape: list[int]
-    strides: list[int]
-    padding: str = "zero"
-
-
-_compiled: dict[tuple, Any] = {}
-
-
-def _launch(
-    programs: int,
-    tensors: tuple[Tensor, ...],
-    shapes: tuple[list[int], ...],
-    arguments: tuple,
-    constants: tuple,
-) -> None:
-    """Triton reads every argument anew at each launch to find its kernel; we know which it is.
-
-    A kernel depends on its constants, on the types and on whether addresses are multiples of 16.
-    """
-    device = tensors[0].device.index
-    kinds = [(t.dtype, t.data_ptr() % 16 == 0) for t in arguments[:TENSORS]]
-    key = (device, tensors[0].dtype, *kinds, constants)
-    kernel = _compiled.get(key)
-    if kernel is not None:
-        described = [Described(t, list(t.shape), _steps(t)) for t in tensors]
-        run_again(kernel, programs, device, (*described, *arguments, *constants))
-        return
-    described = [
-        TensorDescriptor(t, list(t.shape), _steps(t), [1, 1, *block], _layout(*block, t.dtype))
-        for t, block in zip(tensors, shapes, strict=True)
-    ]
-    _compiled[key] = attend[(programs,)](*described, *arguments, *constants, num_warps=4)
+def _describe(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    layout = _layout(*block, tensor.dtype)
+    return TensorDescriptor(tensor, list(tensor.shape), _steps(tensor), block, layout)
 
 
 def _steps(tensor: Tensor) -> list[int]:
@@ -261,8 +239,8 @@ def _usable(tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def _layout(rows: int, width: int, dtype: torch.dtype) -> Any:
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], DTYPES[dtype])
+def _layout(batch: int, heads: int, rows: int, width: int, dtype: torch.dtype) -> Any:
+    return gl.NVMMASharedLayout.get_default_for([batch, heads, rows, width], DTYPES[dtype])
 
 
 @functools.cache

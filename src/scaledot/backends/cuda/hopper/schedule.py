@@ -22,6 +22,7 @@ class Plan:
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
     EARLY: gl.constexpr  # P V is awaited before the exponentials, not after
     QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
+    LAZY: gl.constexpr  # pivots move in a branch; only where no product is on its way then
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
     MOMENTS: (
@@ -49,6 +50,7 @@ class Plan:
         TURNS,
         EARLY,
         QUARTERS,
+        LAZY,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -72,6 +74,7 @@ class Plan:
         self.TURNS = gl.constexpr(TURNS)
         self.EARLY = gl.constexpr(EARLY)
         self.QUARTERS = gl.constexpr(QUARTERS)
+        self.LAZY = gl.constexpr(LAZY)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)

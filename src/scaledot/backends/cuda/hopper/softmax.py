@@ -5,7 +5,7 @@ For a tile of scores S, with x = scale S in base 2 (scale holds log2 e):
     u = x - pivot        P = 2^u        l = sum P        O = P V
 
 The pivot is a running maximum that moves only when it has to: P may grow to 2^8 before rows are
-rescaled, so that after the first tiles whole warps skip the rescaling of O. The true maximum m is
+rescaled, so that after the first tiles whole warps skip what a move costs. The true maximum m is
 kept beside it. When the pivot moves by d = old - new (<= 0), everything follows exactly:
 
     alpha = 2^d        l' = alpha l        O' = alpha O
@@ -33,9 +33,11 @@ SLACK = gl.constexpr(8.0)  # P stays below 2^8
 
 @aggregate
 class Sums:
-    m: gl.tensor  # [64]: the largest score, before the scale
-    pivot: gl.tensor  # [64], in base 2
-    l: gl.tensor  # [64, 4], as all that follow
+    """All [64, 4]."""
+
+    m: gl.tensor  # the largest score of the thread's keys, before the scale
+    pivot: gl.tensor  # in base 2; each of a row's threads knows it
+    l: gl.tensor
     w: gl.tensor
     p2: gl.tensor
     a: gl.tensor
@@ -56,9 +58,8 @@ class Sums:
 
 @gluon.jit
 def no_sums(scores):
-    row_layout: gl.constexpr = gl.SliceLayout(1, scores.type.layout)
     none = gl.sum(by_thread(scores * 0.0), 2)
-    low = gl.full([64], -INFINITY, gl.float32, row_layout)
+    low = none - INFINITY
     return Sums(low, low, none, none, none, none, none, none)
 
 
@@ -68,36 +69,81 @@ def without_moments(sums):
     return Sums(sums.m, sums.pivot, sums.l, sums.w, sums.p2, none, none, sums.first)
 
 
+@gluon.jit
+def largest(s, sums, plan):
+    """The largest score that each thread has met, or each row; hidden ones are -inf."""
+    home: gl.constexpr = sums.m.type.layout
+    if plan.LAZY:
+        return gl.maximum(sums.m, at_home(thread_max(s), home))
+    else:
+        return gl.maximum(sums.m, by_row(row_max(s, plan), sums.m))
+
+
 @aggregate
 class Move:
-    """Where a tile of scores moves the pivot."""
+    """Where a tile of scores moves the pivot; all [64, 4]."""
 
-    m: gl.tensor  # [64], as all
+    m: gl.tensor
     pivot: gl.tensor
-    base: gl.tensor  # the pivot, 0 while it is -inf
-    d: gl.tensor  # old pivot - new
-    alpha: gl.tensor
+    d: gl.tensor  # old pivot - new, 0 where there was none
+    alpha: gl.tensor  # 2^d
 
     @gluon.constexpr_function
-    def __init__(self, m, pivot, base, d, alpha):
+    def __init__(self, m, pivot, d, alpha):
         self.m = m
         self.pivot = pivot
-        self.base = base
         self.d = d
         self.alpha = alpha
 
 
 @gluon.jit
-def move_pivot(s, sums, scale, plan, MASKED: gl.constexpr):
-    """Hidden scores are -inf."""
-    m = gl.maximum(sums.m, gl.convert_layout(row_max(s, plan), sums.m.type.layout))
+def move_pivot(m, sums, scale, plan):
     top = m * scale
-    pivot = gl.where(top - sums.pivot > SLACK, top, sums.pivot)
-    base = pivot
-    if MASKED:
-        base = gl.where(pivot == -INFINITY, 0.0, pivot)  # nothing seen yet: -inf - -inf is NaN
-    d = gl.where(sums.pivot == -INFINITY, 0.0, sums.pivot - base)
-    return Move(m, pivot, base, d, gl.exp2(d))
+    if plan.LAZY:
+        pivot, d = jump(sums.pivot, top)
+        return Move(m, pivot, d, d)  # alpha is found where it is needed
+    else:
+        pivot = gl.where(top - sums.pivot > SLACK, top, sums.pivot)
+        d = gl.where(sums.pivot == -INFINITY, 0.0, sums.pivot - pivot)
+        return Move(m, pivot, d, gl.exp2(d))
+
+
+@gluon.jit
+def jump(pivot, top):
+    """The new pivots, and old - new.
+
+    They seldom move: so a row's four threads do not ask each other for the largest score, unless
+    one of the warp has found too large a one.
+    """
+    return gl.inline_asm_elementwise(
+        jump_text(),
+        "=f,=f,=f,=f,0,1,f,f",
+        [pivot, top],
+        dtype=(gl.float32, gl.float32),
+        is_pure=False,
+        pack=2,
+    )
+
+
+@gluon.constexpr_function
+def jump_text():
+    slack, nought, low = "0f41000000", "0f00000000", "0fFF800000"
+    far, rows = "", ""
+    for i in range(2):
+        pivot, d, top = f"${i}", f"${2 + i}", f"${6 + i}"
+        far += f"sub.f32 x, {top}, {pivot};"
+        far += f"setp.gt.or.f32 far, x, {slack}, far;" if i else f"setp.gt.f32 far, x, {slack};"
+        rows += f"mov.f32 x, {top};"
+        for lane in (1, 2):
+            rows += f"shfl.sync.bfly.b32 y, x, {lane}, 31, 0xffffffff; max.f32 x, x, y;"
+        rows += f"sub.f32 y, x, {pivot}; setp.gt.f32 far, y, {slack}; sub.f32 y, {pivot}, x;"
+        rows += f"setp.gt.and.f32 any, {pivot}, {low}, far; selp.f32 {d}, y, {nought}, any;"
+        rows += f"selp.f32 {pivot}, x, {pivot}, far;"
+    return (
+        "{ .reg .pred far, any; .reg .f32 x, y;"
+        f"mov.f32 $2, {nought}; mov.f32 $3, {nought}; {far}"
+        f"vote.sync.any.pred any, far, 0xffffffff; @!any bra.uni STAY; {rows} STAY: }}"
+    )
 
 
 @gluon.jit
@@ -109,8 +155,11 @@ def add_tile(
     `visible` says which scores are not hidden. before: a quarter of the keys in a and b so far.
     """
     sums = follow(sums, move, first_score(s, sums.first), before, plan, MOMENTS)
+    base = sums.pivot
+    if MASKED:
+        base = gl.where(base == -INFINITY, 0.0, base)  # nothing seen yet: -inf - -inf is NaN
     if MASKED or MOMENTS or not plan.QUARTERS:
-        u = s * scale - by_row(move.base, s)
+        u = s * scale - spread(base, s)
         p = gl.exp2(u)
         if MASKED and plan.STATISTICS:
             u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
@@ -119,7 +168,6 @@ def add_tile(
     else:
         # Left alone, the compiler computes all exponents, then all exponentials, then all sums, and
         # each unit waits for the others. So a quarter may begin when the last but one is summed.
-        base = by_row(move.base, sums.l) + gl.zeros_like(sums.l)
         left, right = halves(s)
         s0, s1 = halves(left)
         s2, s3 = halves(right)
@@ -135,19 +183,83 @@ def add_tile(
 @gluon.jit
 def follow(sums, move, first, before, plan, MOMENTS: gl.constexpr):
     """The sums counted from the new pivot."""
-    factor = by_row(move.alpha, sums.l)
+    l = sums.l
     w = sums.w
     p2 = sums.p2
     a = sums.a
     b = sums.b
-    if plan.STATISTICS:
-        shift = by_row(move.d, sums.l)
-        w = (w + shift * sums.l) * factor
-        p2 = p2 * (factor * factor)
-        if MOMENTS:
-            b = b + shift * (2.0 * a + before * shift)
-            a = a + before * shift
-    return Sums(move.m, move.pivot, sums.l * factor, w, p2, a, b, first)
+    if plan.LAZY and MOMENTS:
+        l, w, p2, a, b = gl.inline_asm_elementwise(
+            follow_text(5),
+            tied_constraints(10, 4),
+            [l, w, p2, a, b, move.d, before + gl.zeros_like(l)],
+            dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
+            is_pure=False,
+            pack=2,
+        )
+    elif plan.LAZY and plan.STATISTICS:
+        l, w, p2 = gl.inline_asm_elementwise(
+            follow_text(3),
+            tied_constraints(6, 2),
+            [l, w, p2, move.d],
+            dtype=(gl.float32, gl.float32, gl.float32),
+            is_pure=False,
+            pack=2,
+        )
+    elif plan.LAZY:
+        l = gl.inline_asm_elementwise(
+            follow_text(1),
+            tied_constraints(2, 2),
+            [l, move.d],
+            dtype=gl.float32,
+            is_pure=False,
+            pack=2,
+        )
+    else:
+        d = move.d
+        alpha = move.alpha
+        if plan.STATISTICS:
+            w = (w + d * l) * alpha
+            p2 = p2 * (alpha * alpha)
+            if MOMENTS:
+                b = b + d * (2.0 * a + before * d)
+                a = a + before * d
+        l = l * alpha
+    return Sums(move.m, move.pivot, l, w, p2, a, b, first)
+
+
+@gluon.constexpr_function
+def follow_text(sums):
+    """sums: how many of l, w, p2, a, b there are."""
+    move = 4 * sums
+    rows = ""
+    for i in range(2):
+        l, w, p2, a, b = (f"${2 * which + i}" for which in range(5))
+        rows += f"mov.f32 d, ${move + i}; ex2.approx.ftz.f32 alpha, d;"
+        if sums > 1:
+            rows += f"fma.rn.f32 {w}, d, {l}, {w}; mul.f32 {w}, {w}, alpha;"
+            rows += f"mul.f32 {p2}, {p2}, alpha; mul.f32 {p2}, {p2}, alpha;"
+        if sums > 3:
+            rows += f"mul.f32 x, ${move + 2 + i}, d; fma.rn.f32 y, {a}, 0f40000000, x;"
+            rows += f"fma.rn.f32 {b}, d, y, {b}; add.f32 {a}, {a}, x;"
+        rows += f"mul.f32 {l}, {l}, alpha;"
+    return f"{{ .reg .f32 d, alpha, x, y; {unless_moved(move, move + 1)} {rows} STAY: }}"
+
+
+@gluon.constexpr_function
+def unless_moved(first, second, stays="0f00000000"):
+    """To STAY, where this is the number of all rows of the warp: they keep their pivot."""
+    return (
+        f".reg .pred all; setp.eq.f32 all, ${first}, {stays};"
+        f"setp.eq.and.f32 all, ${second}, {stays}, all;"
+        "vote.sync.all.pred all, all, 0xffffffff; @all bra.uni STAY;"
+    )
+
+
+@gluon.constexpr_function
+def tied_constraints(n, inputs):
+    """n numbers that are changed in place, and others."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * inputs)
 
 
 @gluon.jit
@@ -258,16 +370,22 @@ def as_bits(x):
 
 @gluon.jit
 def row_max(x, plan):
-    """In steps, so that many maxima are on their way at once; which steps, was measured."""
+    """[64]. In steps, so that many maxima are on their way at once; which steps, was measured."""
     if plan.QUARTERS:
         left, right = halves(x)
-        x = gl.maximum(left, right)
-        left, right = halves(x)
-        x = gl.maximum(left, right)
-        left, right = halves(x)
+        left, right = halves(gl.maximum(left, right))
+        left, right = halves(gl.maximum(left, right))
         return gl.max(gl.maximum(left, right), 1)
     else:
         return gl.max(gl.max(x.reshape([x.shape[0], 4, x.shape[1] // 4]), 1), 1)
+
+
+@gluon.jit
+def thread_max(x):
+    """[64, 4]: of each thread's keys."""
+    left, right = halves(x)
+    left, right = halves(gl.maximum(left, right))
+    return gl.max(by_thread(gl.maximum(left, right)), 2)
 
 
 @gluon.jit
@@ -290,38 +408,39 @@ def narrow(p, dtype: gl.constexpr):
 
 
 @gluon.jit
-def rescale(acc, alpha, V: gl.constexpr):
-    """alpha O, skipped by warps whose rows all keep their pivot.
+def spread(values, like):
+    """[64, 4] -> [64, n]: for each column what its thread knows."""
+    n: gl.constexpr = like.shape[1]
+    layout: gl.constexpr = like.type.layout
+    of_thread: gl.constexpr = gl.SliceLayout(2, by_thread(like).type.layout)
+    wide = at_home(values, of_thread)[:, :, None].broadcast_to([64, 4, n // 4])
+    wide = wide.reshape([64, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([64, n])
+    return at_home(wide, layout)
 
-    A thread holds two rows of O, in pairs of columns by turns.
-    """
+
+@gluon.jit
+def rescale(acc, move, plan):
+    """alpha O, skipped by warps whose rows all keep their pivot."""
+    n: gl.constexpr = acc.shape[1] // 2  # that a thread holds
     return gl.inline_asm_elementwise(
-        rescale_text(V // 2),
-        rescale_constraints(V // 2),
-        [acc, by_row(alpha, acc)],
+        rescale_text(n, plan.LAZY),
+        tied_constraints(n, n),
+        [acc, spread(move.alpha, acc)],
         dtype=gl.float32,
         is_pure=False,
-        pack=V // 2,
+        pack=n,
     )
 
 
 @gluon.constexpr_function
-def rescale_text(n):
-    keep = "".join(f"mov.f32 ${i}, ${n + i};" for i in range(n))
-    times = "".join(f"mul.f32 ${i}, ${i}, ${2 * n + (i & 2)};" for i in range(n))
-    one = "0f3F800000"
-    return (
-        "{ .reg .pred mine, all;"
-        f"{keep} setp.eq.f32 mine, ${2 * n}, {one};"
-        f"setp.eq.and.f32 mine, ${2 * n + 2}, {one}, mine;"
-        "vote.sync.all.pred all, mine, 0xffffffff;"
-        f"@all bra.uni SAME; {times} SAME: }}"
-    )
-
-
-@gluon.constexpr_function
-def rescale_constraints(n):
-    return ",".join(["=f"] * n + ["f"] * (2 * n))
+def rescale_text(n, lazy):
+    """A thread holds two rows, in pairs of columns by turns. lazy: alpha is to be found yet."""
+    first, second = 2 * n, 2 * n + 2
+    power = "ex2.approx.ftz.f32" if lazy else "mov.f32"
+    alpha = f"{power} r0, ${first}; {power} r2, ${second};"
+    times = "".join(f"mul.f32 ${i}, ${i}, r{i & 2};" for i in range(n))
+    stays = "0f00000000" if lazy else "0f3F800000"
+    return f"{{ .reg .f32 r0, r2; {unless_moved(first, second, stays)} {alpha} {times} STAY: }}"
 
 
 @gluon.jit

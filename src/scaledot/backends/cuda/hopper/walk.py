@@ -26,6 +26,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     add_tile,
     bend,
     by_row,
+    largest,
     move_pivot,
     no_sums,
     rescale,
@@ -100,8 +101,8 @@ class Rows:
         return visible
 
     @gluon.jit
-    def move(self, s, sums, MASKED: gl.constexpr):
-        return move_pivot(s, sums, scale_of(self.call), self.call.plan, MASKED)
+    def move(self, m, sums):
+        return move_pivot(m, sums, scale_of(self.call), self.call.plan)
 
     @gluon.jit
     def add(self, s, sums, move, j, MASKED: gl.constexpr):
@@ -130,7 +131,7 @@ class Rows:
     def measure(self, s, sums, j, MASKED: gl.constexpr):
         """All of the softmax of key tile j: its sums and P."""
         s = self.seen(s, j, MASKED)
-        return self.add(s, sums, self.move(s, sums, MASKED), j, MASKED)
+        return self.add(s, sums, self.move(largest(s, sums, self.call.plan), sums), j, MASKED)
 
 
 @gluon.jit
@@ -165,7 +166,8 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
         step += 1
         j -= 1
     if plan.MOMENTS == "edges":
-        store_moments(rows.call, tile, sums, WHO)
+        row_layout: gl.constexpr = rows.low.type.layout
+        store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
     while j >= tile.full_start:
         sums, _ = rows.measure(rows.scores(step), sums, j, False)
@@ -200,7 +202,8 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
         step += 1
         j -= 1
     if plan.MOMENTS == "edges":
-        store_moments(rows.call, tile, sums, WHO)
+        row_layout: gl.constexpr = rows.low.type.layout
+        store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
     while j >= tile.full_start:
         sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
@@ -232,12 +235,16 @@ def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.const
     hand_back_keys(step, plan)
 
     s = rows.seen(s, j, MASKED)
-    move = rows.move(s, sums, MASKED)
-    if not plan.EARLY:
-        sums, fresh = rows.add(s, sums, move, j, MASKED)
+    m = largest(s, sums, plan)
+    if not plan.LAZY:
+        move = rows.move(m, sums)
+        if not plan.EARLY:
+            sums, fresh = rows.add(s, sums, move, j, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
-    acc = rescale(acc, move.alpha, plan.V)
+    if plan.LAZY:
+        move = rows.move(m, sums)
+    acc = rescale(acc, move, plan)
     if plan.EARLY:
         sums, fresh = rows.add(s, sums, move, j, MASKED)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)

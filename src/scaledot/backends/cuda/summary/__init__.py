@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import heads_of, numbers_of
-from scaledot.backends.cuda.launching import launch
+from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.summary.chunks import chunks_kernel
 from scaledot.backends.cuda.summary.heads import heads_kernel
@@ -41,20 +41,45 @@ def summarise(
     statistics [PLANES or more, B, H, Q]: see statistics.py; what follows those planes is not read.
     squares [B, H, Q]: the sum of squares of each query. E is B, or the number of packed sequences.
     """
+    floats, counts = new_vitals(inputs)
+    fill(floats, counts, statistics, inputs, squares)
+    return floats, counts
+
+
+def new_vitals(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """What `fill` fills."""
+    query, ends = inputs.query, inputs.cu_seqlens_q
+    entries, heads, _, _ = query.shape
+    if ends is not None:
+        entries = ends.shape[0] - 1
+    dtype, device = query.dtype, query.device
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    return (
+        torch.empty(len(FLOAT_FIELDS), entries, heads, dtype=dtype, device=device),
+        torch.empty(len(COUNT_FIELDS), entries, heads, dtype=torch.int64, device=device),
+    )
+
+
+def fill(
+    floats: Tensor,
+    counts: Tensor,
+    statistics: Tensor,
+    inputs: Inputs,
+    squares: Tensor | None = None,
+    launches: Once = ONCE,
+) -> None:
+    """The two launches of `summarise`."""
     query, key, ends_q = inputs.query, inputs.key, inputs.cu_seqlens_q
     assert statistics.is_contiguous()
     assert statistics.shape[0] >= PLANES
     sequences = None if ends_q is None else ends_q.shape[0] - 1
     cut = _cut(query.shape, key.shape, sequences, squares is None)
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    floats = query.new_empty((len(FLOAT_FIELDS), *cut.heads), dtype=dtype)
-    counts = query.new_empty((len(COUNT_FIELDS), *cut.heads), dtype=torch.int64)
     if not cut.head_programs:
-        return floats, counts
+        return
     rows = Rows(statistics, squares, cut.plane)
     queries = _tokens(query, ends_q, None)
     keys = _tokens(key, inputs.cu_seqlens_k, inputs.key_lengths)
-    parts = Parts(query.new_empty(cut.numbers, dtype=torch.float64), *cut.parts)
+    parts = Parts(launches.room(query, cut.numbers, torch.float64), *cut.parts)
     first: dict[str, Any] = {
         "rows": rows,
         "query": queries,
@@ -71,9 +96,8 @@ def summarise(
         "counts_ptr": counts,
         **cut.for_heads,
     }
-    launch(chunks_kernel, cut.chunk_programs, query, first, num_warps=4)
-    launch(heads_kernel, cut.head_programs, query, second, num_warps=1)
-    return floats, counts
+    launches.launch(chunks_kernel, cut.chunk_programs, query, first, num_warps=4)
+    launches.launch(heads_kernel, cut.head_programs, query, second, num_warps=1)
 
 
 def _tokens(tensor: Tensor, ends: Tensor | None, lengths: Tensor | None) -> Tokens:
@@ -86,7 +110,6 @@ class Cut(NamedTuple):
 
     chunk_programs: int
     head_programs: int
-    heads: tuple[int, int]  # entries of the vitals, heads of each
     plane: int  # numbers of one plane
     numbers: int  # that the first launch leaves
     parts: tuple[int, ...]  # the fields of Parts after its pointer
@@ -112,7 +135,6 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool) 
     return Cut(
         chunk_programs=row_programs + query_programs + key_programs,
         head_programs=entries * heads,
-        heads=(entries, heads),
         plane=batch * heads * queries,
         numbers=row_programs * FIELDS.value + 2 * (query_programs + key_programs),
         parts=(row_chunks, query_chunks, key_chunks, row_programs, query_programs),

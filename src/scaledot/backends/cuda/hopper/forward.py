@@ -1,0 +1,71 @@
+"""All launches of a call: the pass, the moments that it left out, the vitals of its rows.
+
+They are written down and made again for calls alike (replay.py).
+"""
+
+import torch
+from torch import Tensor
+
+from scaledot.backends.cuda import moments, replay, summary, whole_moments
+from scaledot.backends.cuda.hopper import launch
+from scaledot.backends.inputs import Inputs
+from scaledot.backends.operators import Measured
+from scaledot.measure import ROW_FIELDS
+from scaledot.problem import Settings
+
+
+def forward(
+    inputs: Inputs,
+    settings: Settings,
+    out: Tensor | None,
+    wants_vitals: bool,
+    per_row: bool,
+    summed: str,
+) -> Measured:
+    """`out` filled. summed: of which keys the pass sums moments, see `launch.forward`."""
+    query, key = inputs.query, inputs.key
+    batch, heads, queries, _ = query.shape
+    if out is not None and inputs.cu_seqlens_q is not None:
+        out.zero_()  # tokens of no sequence
+    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
+    floats = counts = rows = None
+    block = 0
+    if wants_vitals:
+        floats, counts = summary.new_vitals(inputs)
+        block = moments.block_for(key.shape[2]) if summed == "edges" else 0
+        if per_row:
+            rows = lse.new_empty(launch.planes_of(summed), batch, heads, queries)
+    # Of a scale of 0 the sign counts. Another config_for may have been put in its place.
+    facts = settings, settings.scale or str(settings.scale), summed, block, launch.config_for
+    call = replay.describe(inputs, *facts, made=(out, lse, floats, counts, rows))
+    if not replay.again(call):
+        _launch_first(call, settings, summed, block)
+    if rows is not None:
+        rows = rows[: len(ROW_FIELDS)].clone()
+    return Measured(lse, floats, counts, rows)
+
+
+def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int) -> None:
+    """The launches of a call that has none like it, written down for those that will be."""
+    recording = replay.Recording(call)
+    *tensors, out, lse, floats, counts, rows = recording.tensors
+    inputs = Inputs._make(tensors)
+    passed = launch.forward(
+        inputs,
+        settings,
+        out,
+        floats is not None,
+        summed,
+        block,
+        lse=lse,
+        rows=rows,
+        launches=recording,
+    )
+    if floats is not None and counts is not None:
+        # After the long kernel: while it runs, the short ones are queued.
+        if summed == "none":
+            whole_moments.add_all(passed.rows, inputs, settings, recording)
+        elif summed == "edges":
+            moments.add_blocks(passed.rows, inputs, settings, block, passed.tile_rows, recording)
+        summary.fill(floats, counts, passed.rows, inputs, passed.squares, recording)
+    recording.keep()

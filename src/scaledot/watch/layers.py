@@ -1,0 +1,98 @@
+"""Which layer a call of attention belongs to: read from the stack, and remembered.
+
+A training step makes the same calls as the one before. What was found out about a call is kept by
+its innermost module and the lines from there to the call, for a module is named once. Where more
+of the stack has to be known, it is read at every call: outside of modules, without gradients (an
+autograd.Function around it may want them), and where ranks may share a layer's heads.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from scaledot.watch.account import within
+from scaledot.watch.names import Names
+from scaledot.watch.probes import place
+from scaledot.watch.probes.seen import Seen
+from scaledot.watch.ranks import shares
+from scaledot.watch.reading import Phase
+from scaledot.watch.steps import phase_of
+
+MOST = 4096  # calls that are remembered; modules that come and go must not fill the memory
+# Frames between `place.near` and the model's own line that are there at every call: of the probe,
+# hub.offer, the listener's saw, and Layers.of.
+OURS = 4
+
+
+class Layer(NamedTuple):
+    name: str  # the module's; "": it is in none
+    layer: str  # what its readings are called
+    phase: Phase
+    module: nn.Module | None  # that is named
+    running: tuple[nn.Module, ...]  # around the call, the innermost first; () where heads are whole
+
+
+class _Known(NamedTuple):
+    module: "weakref.ref[nn.Module]"
+    name: str
+    layer: str
+
+
+class Layers:
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._known: dict[tuple[int, object, Phase], _Known] = {}  # by the module's id, and site
+
+    def of(self, seen: Seen) -> Layer | None:
+        """None: somebody else's attention."""
+        knows_phase = seen.training is not None or torch.is_grad_enabled()
+        if not knows_phase or shares.may_be_shared():
+            return self._read(seen)
+        if seen.module is not None:
+            module, site = seen.module, seen.site
+        elif not seen.compiled:
+            module, site = place.near(OURS)
+        else:
+            module, site = None, ()
+        if module is None:
+            return self._read(seen)
+        training = module.training if seen.training is None else seen.training
+        phase: Phase = "train" if training else "eval"
+        known = self._known.get((id(module), site, phase))
+        if known is not None and known.module() is module:
+            return Layer(known.name, known.layer, phase, module, ())
+        found = self._read(seen)
+        if found is not None and found.module is module:
+            if len(self._known) >= MOST:
+                self._known.clear()
+            known = _Known(weakref.ref(module), found.name, found.layer)
+            self._known[id(module), site, phase] = known
+        return found
+
+    def _read(self, seen: Seen) -> Layer | None:
+        where = within(self._names, place.here(), seen.module, seen.compiled)
+        found = self._names.find(where.modules)
+        if found is None:
+            return None
+        module, name = found
+        phase = _phase(seen, where, module)
+        layer = self._names.layer(name, phase, where, _site(seen, where, module))
+        return Layer(name, layer, phase, module, where.modules)
+
+
+def _phase(seen: Seen, where: place.Place, module: nn.Module | None) -> Phase:
+    if seen.training is not None:
+        return "train" if seen.training else "eval"
+    return phase_of(module, where.inside_function)
+
+
+def _site(seen: Seen, where: place.Place, module: nn.Module | None) -> object:
+    """What tells two attentions of one module apart."""
+    if seen.compiled:
+        return seen.site
+    if seen.module is not None or isinstance(module, nn.MultiheadAttention):
+        return ()  # the module is the attention, whichever of its paths it takes
+    innermost = where.modules[0] if where.modules else None
+    return (*where.site, *(() if innermost is module else (id(innermost),)))

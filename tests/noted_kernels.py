@@ -1,0 +1,33 @@
+"""Triton kernels that are not run: every launch is written down instead."""
+
+from triton.runtime import jit
+
+STREAM = 1234  # the current one, of every device
+
+
+class Compiled:
+    """As Triton's, with a note of every launch."""
+
+    packed_metadata = function = "as compiled"
+
+    def __init__(self, launches):
+        self.launches = launches
+
+    def __getitem__(self, grid):
+        return lambda *values: self.launches.append((grid, values))
+
+    def run(self, x, y, z, stream, function, packed, launch, enter, leave, *values):
+        assert stream == STREAM
+        self.launches.append(((x, y, z), values))
+
+
+class Kernel(jit.JITFunction):
+    """`searched`: launches that went through Triton; `launches`: all others."""
+
+    def __init__(self, body, **options):
+        super().__init__(body, **options)
+        self.searched, self.launches = [], []
+
+    def run(self, *args, grid, warmup, **kwargs):
+        self.searched.append((grid, kwargs))
+        return Compiled(self.launches)
