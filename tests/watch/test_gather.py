@@ -9,7 +9,7 @@ from watched_models import TinyGPT
 
 import scaledot
 from scaledot import Watch
-from scaledot.watch import gather, watch
+from scaledot.watch import gather
 from scaledot.watch.gather import MERGE_AT, Gathering, Key, Numbers
 
 
@@ -86,17 +86,12 @@ class Event:
 
 
 @pytest.fixture
-def from_device(monkeypatch):
-    """Numbers come as from a device; the clock by which they are old stands still."""
+def _from_device(monkeypatch):
+    """Numbers come as from a device."""
     send = gather._send
-    clock = {"now": 1000.0}
-
-    def sent(step, layers):
-        return replace(send(step, layers), arrived=Event(), time=clock["now"])
-
-    monkeypatch.setattr(gather, "_send", sent)
-    monkeypatch.setattr(watch.time, "time", lambda: clock["now"])
-    return clock
+    monkeypatch.setattr(
+        gather, "_send", lambda step, layers: replace(send(step, layers), arrived=Event())
+    )
 
 
 class Kept(list):
@@ -115,29 +110,14 @@ class Training:
             self._optimizer.step()
 
 
-def test_numbers_from_a_device_are_read_several_steps_at_once(from_device):
-    training, kept = Training(), Kept()
-    with Watch(training.model, every=1, store=kept):
-        training.run(watch.IN_FLIGHT - 1)
-        assert kept == []
-        training.run(1)
-        steps = list(range(watch.IN_FLIGHT))
-        assert kept == [(steps, set(steps))]
-        training.run(3)
-        assert len(kept) == 1
-    assert [step for readings, _ in kept for step in readings] == list(range(watch.IN_FLIGHT + 3))
-
-
-def test_numbers_from_a_device_wait_no_longer_than_half_a_second(from_device):
+@pytest.mark.usefixtures("_from_device")
+def test_numbers_from_a_device_are_read_when_they_are_here():
     training, kept = Training(), Kept()
     with Watch(training.model, every=1, store=kept) as one:
-        training.run(2)
-        assert kept == []
-        assert not one.latest
-        from_device["now"] += watch.TOGETHER
-        training.run(1)
-        assert kept == [([0, 1, 2], {0, 1, 2})]
-        assert one.latest[Key("layers.0.attn", "train")].step == 2
+        for step in range(3):
+            training.run(1)
+            assert kept[-1] == ([step], {step})
+            assert one.latest[Key("layers.0.attn", "train")].step == step
 
 
 def test_numbers_of_the_host_are_read_at_once():

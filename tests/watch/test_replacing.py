@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from watched_models import VOCABULARY, TinyEncoder, assert_same, train
 
 import scaledot
@@ -539,3 +540,32 @@ def test_vitals_of_the_same_pass_are_no_work_of_their_own(attend, replaces, meas
     (seen,) = listening.seen
     assert seen.measured == measured
     assert seen.measure().shape == (1, 2)
+
+
+class Last(nn.Module):
+    """Attention is the last that a checkpoint of it saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        parts = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
+        return F.scaled_dot_product_attention(*parts, is_causal=True)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_that_ends_inside_of_attention_ends_there(use_reentrant):
+    model = Last()
+    x = torch.randn(2, 5, 8, requires_grad=True)
+
+    def gradient():
+        model.zero_grad()
+        checkpoint(model, x, use_reentrant=use_reentrant).square().sum().backward()
+        return model.qkv.weight.grad.clone()
+
+    expected = gradient()
+    with Watch(model, every=1, store=(readings := []), replace=True) as watch:
+        assert_near(gradient(), expected)
+        assert "kept" not in str(watch.coverage())
+    assert len(readings) == 1

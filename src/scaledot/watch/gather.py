@@ -62,9 +62,12 @@ class Gathering:
             numbers = Numbers(floats, counts.reshape(len(counts), -1, heads))
         if floats.is_cuda:
             self._note_stream(floats.device)
-        calls = self._calls.setdefault(Key(layer, phase), [])
+        key = Key(layer, phase)
+        calls = self._calls.setdefault(key, [])
         calls.append(numbers)
         if len(calls) >= MERGE_AT:
+            for stream in self._streams.values():
+                _join(stream, {key: calls})
             calls[:] = [_joined(calls, 1).over_batch()]
 
     def close(self, step: int) -> "list[Waiting]":

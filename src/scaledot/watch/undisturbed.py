@@ -16,20 +16,20 @@ class undisturbed:
     __slots__ = ("_functions", "_modes", "_with_grad")
 
     def __enter__(self) -> None:
-        self._with_grad = torch.is_grad_enabled()
-        self._functions = torch._C.DisableTorchFunction()
         modes = torch._C._len_torch_dispatch_stack() > 0
         self._modes: Any = _disable_current_modes() if modes else None
+        if self._modes is not None:
+            self._modes.__enter__()  # first: the only one that may refuse
+        self._with_grad = torch.is_grad_enabled()
+        self._functions = torch._C.DisableTorchFunction()
         self._functions.__enter__()
         torch._C._set_grad_enabled(False)
-        if self._modes is not None:
-            self._modes.__enter__()
 
     def __exit__(self, *exception: Any) -> None:
-        if self._modes is not None:
-            self._modes.__exit__(*exception)
         torch._C._set_grad_enabled(self._with_grad)
         self._functions.__exit__(*exception)
+        if self._modes is not None:
+            self._modes.__exit__(*exception)
 
 
 def any_mode() -> bool:

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace as replaced
@@ -38,10 +37,6 @@ log = logging.getLogger("scaledot.watch")
 
 # How many steps' numbers may be on their way from the device before we wait for the oldest.
 IN_FLIGHT = 8
-# Seconds for which numbers that came from a device may wait for those of the next steps. Code that
-# runs once a step has left the processor's caches by the next: several steps at once take half the
-# time. The store commits every half second, so that no number is lost that is a second old.
-TOGETHER = 0.25
 LAST_PATIENCE = 2.0  # seconds that a process which ends badly waits for the other ranks
 NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
@@ -391,8 +386,6 @@ class Watch:
 
     def _from_device(self, all_of_it: bool) -> tuple[list[Reading], list[Scalar]]:
         arrived: list[Reading] = []
-        if not all_of_it and self._more_may_come():
-            return arrived, []
         while self._waiting:
             if not (all_of_it or self._waiting[0].here or len(self._waiting) > IN_FLIGHT):
                 break
@@ -401,13 +394,6 @@ class Watch:
             self._scalars.append(self._coming.pop(0).scalar())
         scalars, self._scalars = self._scalars, []
         return arrived, scalars
-
-    def _more_may_come(self) -> bool:
-        """Whether numbers from a device are few and young enough to be read with later ones."""
-        if not self._waiting or self._waiting[0].arrived is None:
-            return False
-        young = time.time() - self._waiting[0].time < TOGETHER
-        return young and len(self._waiting) < IN_FLIGHT
 
     def _hand(self, what: str, receiver: Callable[..., Any], *things: Any) -> None:
         try:

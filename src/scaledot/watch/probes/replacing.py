@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from scaledot.measure import Vitals
 from scaledot.watch.probes import hub
@@ -34,6 +35,8 @@ def replaced(
         try:
             with hub.quiet():
                 out, vitals = attend()
+        except _StopRecomputationError:  # a checkpoint has all that it wanted of a recomputation
+            raise
         except Exception as error:  # our refusal is no reason for the model to stop
             reason = f"{type(error).__name__}: {error}"
         else:
