@@ -554,3 +554,27 @@ def test_row_state_is_a_pytree():
     leaves, spec = _pytree.tree_flatten(state)
     assert len(leaves) == len(fields(RowState))
     assert torch.equal(_pytree.tree_unflatten(leaves, spec).lse, state.lse)
+
+
+def held():
+    made = torch.arange(float(len(FLOAT_FIELDS))), torch.arange(len(COUNT_FIELDS))
+    return Vitals.unpacked(*(part[:, None] for part in made))
+
+
+def test_a_first_look_inside_of_a_transform_leaves_plain_tensors():
+    vitals = held()
+    torch.func.grad(lambda x: (x * vitals.entropy.sum()).sum())(torch.ones(3))
+    assert pickle.loads(pickle.dumps(vitals)).entropy.tolist() == [4.0]
+
+
+def test_a_first_look_under_fake_tensors_leaves_real_ones():
+    vitals = held()
+    with FakeTensorMode():
+        assert vitals.shape == (1,)
+        _ = vitals.rows
+    assert vitals.to_dict()["entropy"] == [4.0]
+
+
+def test_numbers_of_other_fields_are_refused():
+    with pytest.raises(ValueError, match="5 and 6 fields are not the 13 and 6"):
+        Vitals.unpacked(torch.zeros(5, 2), torch.zeros(6, 2, dtype=torch.int64))

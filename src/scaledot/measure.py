@@ -7,6 +7,7 @@ batches, micro-batches, ranks.
 
 import html
 import math
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -126,6 +127,11 @@ class Vitals(_Together):
         """The opposite of `packed`."""
         if torch.compiler.is_compiling():
             return Vitals(**_cut(floats, counts), per_row=per_row)
+        if len(floats) != len(FLOAT_FIELDS) or len(counts) != len(COUNT_FIELDS):
+            raise ValueError(
+                f"{len(floats)} and {len(counts)} fields are not the {len(FLOAT_FIELDS)} and "
+                f"{len(COUNT_FIELDS)} that `packed` gives"
+            )
         vitals = object.__new__(Vitals)
         object.__setattr__(vitals, "_together", (floats, counts))
         object.__setattr__(vitals, "per_row", per_row)
@@ -143,7 +149,8 @@ class Vitals(_Together):
         if name not in _CUT:
             raise AttributeError(f"'Vitals' object has no attribute {name!r}", name=name, obj=self)
         named = vars(self)
-        named |= _cut(*self._together)
+        with _outside(self._together[0]):
+            named |= _cut(*self._together)
         return named[name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,6 +224,24 @@ class Vitals(_Together):
 
 
 _CUT = frozenset(FLOAT_FIELDS + COUNT_FIELDS)
+
+
+def _outside(made: Tensor) -> AbstractContextManager[object]:
+    """Fields outlive a trace or transform during which they are first looked at."""
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or not (torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
+        or type(made) is not Tensor
+        or torch._C._functorch.is_functorch_wrapped_tensor(made)
+    ):
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    stack = ExitStack()
+    stack.enter_context(temporarily_clear_interpreter_stack())
+    stack.enter_context(_disable_current_modes())
+    return stack
 
 
 def _cut(floats: Tensor, counts: Tensor) -> dict[str, Any]:

@@ -21,8 +21,9 @@ pytest.importorskip("triton", reason="triton is not installed: no GPU kernel is 
 
 
 def _mend_interpreter() -> None:
-    """Two faults of triton 3.6, to be deleted with it: loop bounds that are scalars of a kernel are
-    arrays of one number, of which numpy 2.4 no longer makes an int; and products of bfloat16."""
+    """Three faults of triton 3.6, to be deleted with it: loop bounds that are scalars of a kernel
+    are arrays of one number, of which numpy 2.4 no longer makes an int; products of bfloat16; and
+    float32 is cut off to bfloat16, where a GPU rounds to the nearest."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -49,6 +50,18 @@ def _mend_interpreter() -> None:
         return interpreter.TensorHandle(wide.view(np.float32), tl.float32)
 
     builder.create_dot = multiply_bfloat16
+    truncate = builder.create_fp_trunc
+
+    def round_to_bfloat16(self, source, kind):
+        if (source.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
+            return truncate(self, source, kind)
+        values = np.asarray(source.data)
+        bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape).astype(np.uint64)
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        nearest = np.where(np.isnan(values), 0x7FC0, nearest)
+        return interpreter.TensorHandle(nearest.astype(np.uint16), tl.bfloat16)
+
+    builder.create_fp_trunc = round_to_bfloat16
 
 
 if DEVICE == "cpu":

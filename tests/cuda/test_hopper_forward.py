@@ -10,7 +10,7 @@ tl = pytest.importorskip("triton.language")
 launching = pytest.importorskip("scaledot.backends.cuda.launching")
 hopper_forward = pytest.importorskip("scaledot.backends.cuda.hopper.forward")
 
-from noted_kernels import STREAM, Kernel  # noqa: E402
+from noted_kernels import STREAM, Everything, Kernel  # noqa: E402
 
 from scaledot.backends.cuda import hopper, moments, replay, summary, whole_moments  # noqa: E402
 from scaledot.backends.cuda.hopper import launch  # noqa: E402
@@ -26,6 +26,7 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(launching, "_compiled", {})
     monkeypatch.setattr(launching, "KNOWN", True)
     monkeypatch.setattr(replay, "_known", {})
+    monkeypatch.setattr(replay, "_seen", Everything())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)

@@ -14,7 +14,7 @@ additive = pytest.importorskip("scaledot.backends.cuda.additive.forward")
 prepare = pytest.importorskip("scaledot.backends.cuda.additive.prepare")
 replay = additive.replay
 
-from noted_kernels import STREAM, Kernel  # noqa: E402
+from noted_kernels import STREAM, Everything, Kernel  # noqa: E402
 
 from scaledot.backends.inputs import Inputs  # noqa: E402
 from scaledot.problem import describe  # noqa: E402
@@ -25,6 +25,7 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(launching, "_compiled", {})
     monkeypatch.setattr(launching, "KNOWN", True)
     monkeypatch.setattr(replay, "_known", {})
+    monkeypatch.setattr(replay, "_seen", Everything())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
 
@@ -61,6 +62,19 @@ def call(kernel, one, two, fact=None, number=0.5):
 
 def numbers(*shape, dtype=torch.float32):
     return torch.zeros(shape, dtype=dtype)
+
+
+def test_what_does_not_come_again_is_not_written_down(monkeypatch):
+    monkeypatch.setattr(replay, "_seen", seen := set())
+    monkeypatch.setattr(replay, "MOST_KEPT", 2)
+    kernel = Kernel(body)
+    for fact in range(5):
+        assert not call(kernel, numbers(4, 8), numbers(8), fact)
+        assert len(seen) <= 2
+    assert not replay._known
+    assert not call(kernel, numbers(4, 8), numbers(8), 4)  # the second of its kind
+    assert len(replay._known) == 1
+    assert call(kernel, numbers(4, 8), numbers(8), 4)
 
 
 def test_addresses_of_the_later_call_are_filled_in(monkeypatch):
@@ -200,12 +214,11 @@ def test_a_descriptor_is_encoded_once_for_each_address(encoded):
 
 def test_few_encoded_descriptors_are_kept(encoded, monkeypatch):
     monkeypatch.setattr(replay, "MOST_MAPS", 2)
+    monkeypatch.setattr(replay, "_encoded", {})
     kernel, tensors = Kernel(described_body), [numbers(4, 8) for _ in range(7)]
     for tensor in tensors:
         call_with_descriptor(kernel, tensor)
-    (made,) = replay._known.values()
-    ((_, _, _, map),) = made.launches[0].arguments.maps
-    assert len(map._known) <= 2
+        assert len(replay._encoded) <= 2
     assert encoded == [tensor.data_ptr() for tensor in tensors]
 
 

@@ -113,6 +113,34 @@ def test_a_large_common_part_of_the_keys_costs_no_digits(dtype, far, width, devi
 
 
 @pytest.mark.parametrize("width", [64, 256])
+def test_first_keys_that_lie_apart_from_the_others(width, device, monkeypatch):
+    """As padding does: counted from a centre among them the others are rounded, all the same way.
+
+    That is an error of a few thousandths here, unless they are also summed without rounding.
+    """
+    monkeypatch.setattr(whole_moments, "_chunk", lambda *_: 1024)
+    query, key = drawn(1, 1, 66, 1024, width, BFLOAT16, device, batch=1)
+    key = (2**-8 * (1 + 0.01 * (torch.rand_like(key.float()) - 0.5))).to(BFLOAT16)
+    key[:, :, :64] = -1.0
+    z = scores(query, key)
+    planes = planes_of_the_pass(z)
+    whole_moments.add_all(planes, inputs_of(query, key), settings_of())
+    total = planes[M2].double().sum(-1)
+    expected = (z.var(-1, correction=0) * z.shape[-1]).sum(-1)
+    torch.testing.assert_close(total, expected, rtol=1e-2, atol=0.0)
+
+
+def test_float16_keys_at_both_ends_of_their_range(device):
+    query, key = drawn(1, 1, 66, 512, 64, FLOAT16, device, batch=1)
+    query[..., 0] *= 1e-4
+    key[..., :64, 0], key[..., 64:, 0] = -40000.0, 40000.0
+    z = scores(query, key)
+    planes = planes_of_the_pass(z)
+    whole_moments.add_all(planes, inputs_of(query, key), settings_of())
+    check(planes, z)
+
+
+@pytest.mark.parametrize("width", [64, 256])
 def test_a_broken_row_breaks_no_other(width, device):
     query, key = drawn(2, 1, 150, 37, width, BFLOAT16, device, batch=1)
     query[:, :, 3, 1] = float("nan")

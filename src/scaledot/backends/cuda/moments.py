@@ -29,6 +29,7 @@ from torch import Tensor
 from scaledot.backends.cuda.arguments import strides
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
+from scaledot.backends.cuda.whole_moments import FARTHEST_HALF, by_lane
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
@@ -83,6 +84,7 @@ def add_blocks(
         **strides("k", key, "bhnd"),
         **sizes,
         "KEYS": KEYS,
+        "LANES": min(32 * warps * 8 // padded, KEYS),
     }
     launches.launch(_measure_blocks, batch * groups * blocks, key, measured, num_warps=warps)
     run = {
@@ -140,6 +142,7 @@ def _measure_blocks(
     blocks,
     WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """One program a block."""
     place = tl.program_id(0).to(tl.int64)
@@ -157,21 +160,27 @@ def _measure_blocks(
     inside = tl.arange(0, KEYS) < present
     apart = tl.sum(tl.where(inside[:, None], tl.abs(some - mean[None, :]), 0.0), 0) / present
     centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0)
+    if key_ptr.dtype.element_ty == tl.float16:  # what is left might be too large
+        centre = tl.where(tl.abs(centre) > FARTHEST_HALF, 0.0, centre)
     centre = centre.to(key_ptr.dtype.element_ty).to(tl.float32)
     gram = tl.zeros([WIDTH, WIDTH], tl.float32)
-    sums = tl.zeros([KEYS, WIDTH], tl.float32)
+    sums = tl.zeros([LANES, WIDTH], tl.float32)
+    lost = sums  # in rounding
     for at in range(start, stop, KEYS):
         x = _load(keys_ptr, at, stop, d, width, stride_kn, stride_kd, KEYS)
         inside = at + tl.arange(0, KEYS) < stop
         off = tl.where(inside[:, None], x.to(tl.float32) - centre[None, :], 0.0)
-        sums += off
         narrow = off.to(x.dtype)
+        sums += by_lane(off, LANES)
+        lost += by_lane(off - narrow.to(tl.float32), LANES)
         gram = tl.dot(tl.trans(narrow), narrow, gram, input_precision="ieee")
     total = tl.sum(sums, 0)
-    shift = total / (stop - start)
-    gram -= total[:, None] * shift[None, :]  # about the mean of the block itself
+    mean = centre + total / (stop - start)
+    # About the mean of the block itself: of the numbers that were multiplied, rounded as they were.
+    total -= tl.sum(lost, 0)
+    gram -= total[:, None] * (total / (stop - start))[None, :]
     tl.store(matrices_ptr + place * WIDTH * WIDTH + d[:, None] * WIDTH + d[None, :], gram)
-    tl.store(means_ptr + place * WIDTH + d, centre + shift)
+    tl.store(means_ptr + place * WIDTH + d, mean)
 
 
 @triton.jit
@@ -295,7 +304,8 @@ def _add_to_rows(
         if LOG_N:
             factor = factor * tl.log(tl.maximum(count, 1.0))
         spread = tl.sum(product * q, 1)
-        m2 = factor * factor * there * tl.maximum(spread, 0.0)
+        # What is not a number stays so.
+        m2 = factor * factor * there * tl.where(spread < 0.0, 0.0, spread)
         mean = factor * tl.sum(q * mean_key[None, :], 1)
         off = tl.load(at + 7 * plane, mask=inside, other=0.0) - mean
         share = here / (here + there)

@@ -2,15 +2,16 @@
 
 Calls whose tensors are alike in type, shape, strides and alignment, and whose settings are the
 same, launch the same kernels with the same numbers: only addresses differ. So the launches of the
-first one are written down, each argument as a number or as the address of one of the call's
-tensors, and a later call fills its own addresses in. What passes from kernel to kernel lies in
-rooms, which a later call has side by side in one allocation.
+second one are written down (many calls have no second), each argument as a number or as the address
+of one of the call's tensors, and later calls fill their own addresses in. What passes from kernel
+to kernel lies in rooms, which a later call has side by side in one allocation.
 
 A launch that is given any other tensor, one that torch computed or a view, cannot be written down,
 and then none of its call is: what torch did for it would not be done again. Writing into one of the
 call's tensors by torch is the one thing that must not happen between the launches.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from scaledot.backends.cuda import launching
 
 MOST_KEPT = 4096  # calls that are remembered
-MOST_MAPS = 256  # of one tensor descriptor: a training has as many addresses as layers, or fewer
+MOST_MAPS = 8192  # tensor descriptors that are kept encoded: three a layer, for some hundred layers
 ROOM_STEP = 256  # bytes: rooms start where an allocation might
 
 
@@ -72,15 +73,22 @@ class Map:
 
         first, *self.rest = expand(address)  # the other arguments that stand for it
         self._expand = expand
-        self._known = {address: first}
+        self._number = next(_numbers)
+        self._keep(address, first)
 
     def at(self, address: int) -> Any:
-        known = self._known.get(address)
-        if known is None:
-            if len(self._known) >= MOST_MAPS:
-                self._known.clear()
-            known = self._known[address] = self._expand(address)[0]
-        return known
+        known = _encoded.get((self._number, address))
+        return self._keep(address, self._expand(address)[0]) if known is None else known
+
+    def _keep(self, address: int, made: Any) -> Any:
+        if len(_encoded) >= MOST_MAPS:
+            _encoded.clear()
+        _encoded[self._number, address] = made
+        return made
+
+
+_numbers = itertools.count()
+_encoded: dict[tuple[int, int], Any] = {}  # by the map's number and the address
 
 
 class Pattern(NamedTuple):
@@ -119,6 +127,7 @@ class Replay(NamedTuple):
 
 
 _known: dict[tuple, Replay | None] = {}  # None: cannot be made again
+_seen: set[tuple] = set()  # once
 
 
 def again(call: Call) -> bool:
@@ -171,7 +180,9 @@ class Recording(Once):
 
     def __init__(self, call: Call) -> None:
         self._key = call.key
-        self._complete = launching.KNOWN and _known.get(call.key, self) is not None
+        self._again = call.key in _seen or call.key in _known
+        possible = launching.KNOWN and _known.get(call.key, self) is not None
+        self._complete = possible and self._again
         self._launches: list[Launch] = []
         self._rooms: list[Tensor] = []  # kept, so that no two have one address
         self._starts: dict[int, int] = {}  # address of a room: where a later call has it
@@ -209,6 +220,12 @@ class Recording(Once):
 
     def keep(self) -> None:
         """After the last launch. What is kept holds no tensor."""
+        if not self._again:
+            if len(_seen) >= MOST_KEPT:
+                _seen.clear()
+            _seen.add(self._key)
+            return
+        _seen.discard(self._key)
         made = Replay(tuple(self._launches), self._room_bytes) if self._complete else None
         if len(_known) >= MOST_KEPT:
             _known.clear()

@@ -47,6 +47,7 @@ WIDEST_PART = 128  # of a matrix
 # Tokens of one program. Tensor cores cut their sums off instead of rounding them, so long sums
 # drift; short ones leave more matrices to write.
 LONGEST, SHORTEST = 1024, 256
+FARTHEST_HALF = tl.constexpr(8192.0)  # a centre of float16 keys; they end at 65504
 MERGED = 16  # chunks at a time
 MERGED_ENTRIES = 512  # of each of their matrices
 
@@ -202,12 +203,13 @@ def _measure_keys(
     d = tl.arange(0, PART)
     n = start + tl.arange(0, TOKENS)
     step = (stride_kn, stride_kd)
-    x, x_centre, x_sums = _first_keys(keys_ptr, n, n < stop, d, width, step, STEP, LANES)
+    x, x_centre, x_sums, x_lost = _first_keys(keys_ptr, n, n < stop, d, width, step, STEP, LANES)
     xx = tl.zeros([PART, PART], tl.float32)
-    e, y, y_centre, y_sums = PART + d, x, x_centre, x_sums
+    e, y, y_centre, y_sums, y_lost = PART + d, x, x_centre, x_sums, x_lost
     xy, yy = xx, xx
     if WIDTH > PART:
-        y, y_centre, y_sums = _first_keys(keys_ptr, n, n < stop, e, width, step, STEP, LANES)
+        right = _first_keys(keys_ptr, n, n < stop, e, width, step, STEP, LANES)
+        y, y_centre, y_sums, y_lost = right
     for at in range(start + TOKENS, stop + TOKENS, TOKENS):
         n = at + tl.arange(0, TOKENS)
         # A key that is not there lies at the centre.
@@ -222,46 +224,56 @@ def _measure_keys(
             xy = tl.dot(tl.trans(x), y, xy)
             yy = tl.dot(tl.trans(y), y, yy)
             off = raw_y.to(tl.float32) - y_centre[None, :]
-            y_sums += _by_lane(off, LANES)
             y = off.to(raw_y.dtype)
+            y_sums += by_lane(off, LANES)
+            y_lost += by_lane(off - y.to(tl.float32), LANES)
         off = raw_x.to(tl.float32) - x_centre[None, :]
-        x_sums += _by_lane(off, LANES)
         x = off.to(raw_x.dtype)
+        x_sums += by_lane(off, LANES)
+        x_lost += by_lane(off - x.to(tl.float32), LANES)
 
-    # About the mean of the chunk itself.
+    # About the mean of the chunk itself: of the numbers that were multiplied, rounded as they were.
     number = (stop - start).to(tl.float32)
     x_sum = tl.sum(x_sums, 0)
+    x_mean = x_centre + x_sum / number
+    x_sum -= tl.sum(x_lost, 0)
     x_shift = x_sum / number
     matrix_ptr = matrices_ptr + place * ((2 * (WIDTH // PART) - 1) * PART * PART)
     entries = d[:, None] * PART + d[None, :]
     tl.store(matrix_ptr + entries, xx - x_sum[:, None] * x_shift[None, :])
-    tl.store(means_ptr + place * WIDTH + d, x_centre + x_shift)
+    tl.store(means_ptr + place * WIDTH + d, x_mean)
     if WIDTH > PART:
         y_sum = tl.sum(y_sums, 0)
+        y_mean = y_centre + y_sum / number
+        y_sum -= tl.sum(y_lost, 0)
         y_shift = y_sum / number
         matrix_ptr += PART * PART
         tl.store(matrix_ptr + entries, xy - x_sum[:, None] * y_shift[None, :])
         matrix_ptr += PART * PART
         tl.store(matrix_ptr + entries, yy - y_sum[:, None] * y_shift[None, :])
-        tl.store(means_ptr + place * WIDTH + e, y_centre + y_shift)
+        tl.store(means_ptr + place * WIDTH + e, y_mean)
 
 
 @triton.jit
 def _first_keys(keys_ptr, n, inside, d, width, step, STEP: tl.constexpr, LANES: tl.constexpr):
-    """Keys [TOKENS, PART] counted from a centre [PART], and their sums by lane.
+    """Keys [TOKENS, PART] counted from a centre [PART]; by lane their sums, and what they lost.
 
     The centre is their mean where all keys lie on one side of zero, rounded like them, so that what
     is left of a key has as few bits as the key (or is rounded, if it lies far from the others).
-    Elsewhere it is zero.
+    Elsewhere it is zero, and in float16 where what is left might be too large.
     """
     raw = _load(keys_ptr, n, inside, d, width, step, STEP, 0.0)
     values = raw.to(tl.float32)
     present = tl.sum(inside.to(tl.float32), 0)
     mean = tl.sum(values, 0) / present
     apart = tl.sum(tl.where(inside[:, None], tl.abs(values - mean[None, :]), 0.0), 0) / present
-    centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0).to(raw.dtype).to(tl.float32)
+    centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0)
+    if raw.dtype == tl.float16:
+        centre = tl.where(tl.abs(centre) > FARTHEST_HALF, 0.0, centre)
+    centre = centre.to(raw.dtype).to(tl.float32)
     off = tl.where(inside[:, None], values - centre[None, :], 0.0)
-    return off.to(raw.dtype), centre, _by_lane(off, LANES)
+    kept = off.to(raw.dtype)
+    return kept, centre, by_lane(off, LANES), by_lane(off - kept.to(tl.float32), LANES)
 
 
 @triton.jit
@@ -272,7 +284,7 @@ def _load(tokens_ptr, n, mask, d, width, step, STEP: tl.constexpr, other):
 
 
 @triton.jit
-def _by_lane(off, LANES: tl.constexpr):
+def by_lane(off, LANES: tl.constexpr):
     """[TOKENS, PART] to [LANES, PART]: what is summed is in one thread, so nothing is exchanged."""
     return tl.sum(tl.reshape(off, [off.shape[0] // LANES, LANES, off.shape[1]]), 0)
 
@@ -414,7 +426,8 @@ def _measure_rows(
         trace += tl.sum(xy * tl.load(matrix_ptr + entries))
         matrix_ptr += PART * PART
         trace += tl.sum(yy * tl.load(matrix_ptr + entries))
-    share = factor * factor * tl.maximum(trace, 0.0) / tl.maximum(tl.sum(number, 0), 1)
+    trace = tl.where(trace < 0.0, 0.0, trace)  # what is not a number stays so
+    share = factor * factor * trace / tl.maximum(tl.sum(number, 0), 1)
     for at in range(start, stop, TOKENS):
         row = at + tl.arange(0, TOKENS)
         m2 = tl.zeros([TOKENS], tl.float32) + share
