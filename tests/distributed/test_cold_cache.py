@@ -54,7 +54,7 @@ def compiled():
     from scaledot.backends.cuda import moments
 
     pointers = {"key_ptr": "*bf16", "matrices_ptr": "*fp32", "means_ptr": "*fp32"}
-    sizes = {"WIDTH": 64, "KEYS": 64}
+    sizes = {"WIDTH": 64, "KEYS": 64, "LANES": 16}
     kernel = moments._measure_blocks
     signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
     signature |= dict.fromkeys(sizes, "constexpr")
