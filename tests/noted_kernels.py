@@ -1,8 +1,32 @@
 """Triton kernels that are not run: every launch is written down instead."""
 
+from dataclasses import dataclass
+
+import torch
 from triton.runtime import jit
 
 STREAM = 1234  # the current one, of every device
+
+
+def as_on_a_gpu(monkeypatch, launching, replay):
+    """Nothing is known yet, and every call is one that comes again."""
+    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(launching, "KNOWN", True)
+    monkeypatch.setattr(replay, "_known", {})
+    monkeypatch.setattr(replay, "_seen", Everything())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+
+
+@dataclass
+class Descriptor:
+    """As Triton's, of a tensor."""
+
+    base: torch.Tensor
+    shape: list
+    strides: list
+    block_shape: list
+    padding: str = "zero"
 
 
 class Everything(set):

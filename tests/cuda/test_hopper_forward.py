@@ -10,7 +10,7 @@ tl = pytest.importorskip("triton.language")
 launching = pytest.importorskip("scaledot.backends.cuda.launching")
 hopper_forward = pytest.importorskip("scaledot.backends.cuda.hopper.forward")
 
-from noted_kernels import STREAM, Everything, Kernel  # noqa: E402
+from noted_kernels import Kernel, as_on_a_gpu  # noqa: E402
 
 from scaledot.backends.cuda import hopper, moments, replay, summary, whole_moments  # noqa: E402
 from scaledot.backends.cuda.hopper import launch  # noqa: E402
@@ -23,12 +23,7 @@ HEADS, WIDTH = 4, 24
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(launching, "_compiled", {})
-    monkeypatch.setattr(launching, "KNOWN", True)
-    monkeypatch.setattr(replay, "_known", {})
-    monkeypatch.setattr(replay, "_seen", Everything())
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    as_on_a_gpu(monkeypatch, launching, replay)
     monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
     straight_to = launching.straight_to
     monkeypatch.setattr(

@@ -2,7 +2,6 @@
 
 import functools
 import types
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +12,8 @@ tl = pytest.importorskip("triton.language")
 launching = pytest.importorskip("scaledot.backends.cuda.launching")
 specialize = pytest.importorskip("triton._C.libtriton").native_specialize_impl
 CUDABackend = pytest.importorskip("triton.backends.nvidia.compiler").CUDABackend
+
+from noted_kernels import STREAM, Descriptor  # noqa: E402
 
 
 class Record(NamedTuple):
@@ -123,9 +124,6 @@ class Compiled:
         self.launches.append(((x, y, z), values))
 
 
-STREAM = 1234
-
-
 class Counting(jit.JITFunction):
     """Counts the launches that go through Triton."""
 
@@ -180,15 +178,6 @@ def test_a_profiler_is_told_of_every_launch(counting, monkeypatch):
 
 
 # Straight to the launcher: what it is given must be what Triton's own way gives it.
-
-
-@dataclass
-class Descriptor:
-    base: torch.Tensor
-    shape: list
-    strides: list
-    block_shape: list
-    padding: str = "zero"
 
 
 NOTE = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False}

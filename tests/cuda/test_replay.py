@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +13,7 @@ additive = pytest.importorskip("scaledot.backends.cuda.additive.forward")
 prepare = pytest.importorskip("scaledot.backends.cuda.additive.prepare")
 replay = additive.replay
 
-from noted_kernels import STREAM, Everything, Kernel  # noqa: E402
+from noted_kernels import Descriptor, Kernel, as_on_a_gpu  # noqa: E402
 
 from scaledot.backends.inputs import Inputs  # noqa: E402
 from scaledot.problem import describe  # noqa: E402
@@ -22,12 +21,7 @@ from scaledot.problem import describe  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(launching, "_compiled", {})
-    monkeypatch.setattr(launching, "KNOWN", True)
-    monkeypatch.setattr(replay, "_known", {})
-    monkeypatch.setattr(replay, "_seen", Everything())
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    as_on_a_gpu(monkeypatch, launching, replay)
 
 
 class Record(NamedTuple):
@@ -153,17 +147,6 @@ def test_what_a_call_makes_is_told_apart_by_its_alignment_alone():
     assert not call_with_rooms(kernel, numbers(4), moved)
     described = [replay.describe((numbers(4),), made=made) for made in ((), (None,), (moved,))]
     assert len({one.key for one in described}) == 3
-
-
-@dataclass
-class Descriptor:
-    """As Triton's, of a tensor."""
-
-    base: torch.Tensor
-    shape: list
-    strides: list
-    block_shape: list
-    padding: str = "zero"
 
 
 def described_body(desc, number):

@@ -29,7 +29,7 @@ from torch import Tensor
 from scaledot.backends.cuda.arguments import strides
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
-from scaledot.backends.cuda.whole_moments import FARTHEST_HALF, by_lane
+from scaledot.backends.cuda.whole_moments import by_lane, centre_of
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
@@ -152,17 +152,8 @@ def _measure_blocks(
     start = index * block
     stop = tl.minimum(start + block, keys)
 
-    # Counted from the mean of the first keys where all keys lie on one side of zero, rounded like
-    # them: then what is left of a key has as few bits as the key. Elsewhere from zero.
-    some = _load(keys_ptr, start, stop, d, width, stride_kn, stride_kd, KEYS).to(tl.float32)
-    present = tl.minimum(stop - start, KEYS)
-    mean = tl.sum(some, 0) / present
-    inside = tl.arange(0, KEYS) < present
-    apart = tl.sum(tl.where(inside[:, None], tl.abs(some - mean[None, :]), 0.0), 0) / present
-    centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0)
-    if key_ptr.dtype.element_ty == tl.float16:  # what is left might be too large
-        centre = tl.where(tl.abs(centre) > FARTHEST_HALF, 0.0, centre)
-    centre = centre.to(key_ptr.dtype.element_ty).to(tl.float32)
+    some = _load(keys_ptr, start, stop, d, width, stride_kn, stride_kd, KEYS)
+    centre = centre_of(some, start + tl.arange(0, KEYS) < stop)
     gram = tl.zeros([WIDTH, WIDTH], tl.float32)
     sums = tl.zeros([LANES, WIDTH], tl.float32)
     lost = sums  # in rounding

@@ -256,24 +256,30 @@ def _measure_keys(
 
 @triton.jit
 def _first_keys(keys_ptr, n, inside, d, width, step, STEP: tl.constexpr, LANES: tl.constexpr):
-    """Keys [TOKENS, PART] counted from a centre [PART]; by lane their sums, and what they lost.
-
-    The centre is their mean where all keys lie on one side of zero, rounded like them, so that what
-    is left of a key has as few bits as the key (or is rounded, if it lies far from the others).
-    Elsewhere it is zero, and in float16 where what is left might be too large.
-    """
+    """Keys [TOKENS, PART] counted from a centre [PART]; by lane their sums, and what they lost."""
     raw = _load(keys_ptr, n, inside, d, width, step, STEP, 0.0)
-    values = raw.to(tl.float32)
+    centre = centre_of(raw, inside)
+    off = tl.where(inside[:, None], raw.to(tl.float32) - centre[None, :], 0.0)
+    kept = off.to(raw.dtype)
+    return kept, centre, by_lane(off, LANES), by_lane(off - kept.to(tl.float32), LANES)
+
+
+@triton.jit
+def centre_of(keys, inside):
+    """[PART]: from where keys [TOKENS, PART] are counted, zeros where they are not `inside`.
+
+    Their mean where all keys lie on one side of zero, rounded like them, so that what is left of a
+    key has as few bits as the key (or is rounded, if it lies far from the others). Elsewhere zero,
+    and in float16 where what is left might be too large.
+    """
+    values = keys.to(tl.float32)
     present = tl.sum(inside.to(tl.float32), 0)
     mean = tl.sum(values, 0) / present
     apart = tl.sum(tl.where(inside[:, None], tl.abs(values - mean[None, :]), 0.0), 0) / present
     centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0)
-    if raw.dtype == tl.float16:
+    if keys.dtype == tl.float16:
         centre = tl.where(tl.abs(centre) > FARTHEST_HALF, 0.0, centre)
-    centre = centre.to(raw.dtype).to(tl.float32)
-    off = tl.where(inside[:, None], values - centre[None, :], 0.0)
-    kept = off.to(raw.dtype)
-    return kept, centre, by_lane(off, LANES), by_lane(off - kept.to(tl.float32), LANES)
+    return centre.to(keys.dtype).to(tl.float32)
 
 
 @triton.jit
