@@ -21,9 +21,9 @@ pytest.importorskip("triton", reason="triton is not installed: no GPU kernel is 
 
 
 def _mend_interpreter() -> None:
-    """Three faults of triton 3.6, to be deleted with it: loop bounds that are scalars of a kernel
-    are arrays of one number, of which numpy 2.4 no longer makes an int; products of bfloat16; and
-    float32 is cut off to bfloat16, where a GPU rounds to the nearest."""
+    """Faults of triton 3.6, to be deleted with it: loop bounds that are scalars of a kernel are
+    arrays of one number, of which numpy 2.4 no longer makes an int; products and differences of
+    bfloat16; and float32 is cut off to bfloat16, where a GPU rounds to the nearest."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -62,6 +62,15 @@ def _mend_interpreter() -> None:
         return interpreter.TensorHandle(nearest.astype(np.uint16), tl.bfloat16)
 
     builder.create_fp_trunc = round_to_bfloat16
+    subtract = builder.create_fsub
+
+    def subtract_bfloat16(self, a, b):
+        if a.dtype.scalar != tl.bfloat16:
+            return subtract(self, a, b)
+        wide = interpreter.TensorHandle(_as_float32(a).data - _as_float32(b).data, tl.float32)
+        return round_to_bfloat16(self, wide, tl.bfloat16)
+
+    builder.create_fsub = subtract_bfloat16
 
 
 if DEVICE == "cpu":

@@ -240,6 +240,55 @@ def test_logits_far_beyond_what_one_fma_keeps(device, dtype):
         assert_near(statistics[3], want.planes[3], 1e-5, "top_p")
 
 
+def with_a_key(inputs, index, logit):
+    """The queries alike in one entry, and one key whose logits are about `logit`."""
+    inputs.query[..., 0] = 4.0
+    inputs.key[..., 0] = 0.0
+    inputs.key[:, :, index] = 0.0
+    inputs.key[:, :, index, 0] = logit * D**0.5 / 4
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("index", "logit"),
+    [(3, 8), (3, 38), (20, 46), (3, 100), (3, 1000), (3, -100), (34, 100)],
+)
+def test_a_key_far_above_or_below_the_row_s_pivot(device, index, logit):
+    """Tiles that hide nothing keep the pivot of the last tile; rows that outgrow it, and p2 does
+    so before l, are done again."""
+    inputs = with_a_key(make(device, torch.bfloat16), index, logit)
+    for changes in ({}, {"right": 0, "bottom_right": True}):
+        _, _, statistics = assert_agrees(inputs, settings(**changes))
+        without = run(inputs, settings(**changes), moments=False)[2]
+        assert_near(without[:7], statistics[:7].double(), 2e-7 * (16 + abs(logit)), "no moments")
+        out = torch.full_like(inputs.value[:, :, :Q], math.nan)
+        forward(inputs, settings(**changes), out, False, config=SMALL)
+        want = attend(inputs, settings(**changes)).out
+        assert_near(out, want, 0.02 * inputs.value.abs().max().item(), "out alone")
+
+
+def test_a_value_that_only_the_pivot_makes_too_large(device):
+    """2^40 times a bfloat16 of 1e30 leaves float32; the mean of the values does not."""
+    inputs = with_a_key(make(device, torch.bfloat16), 3, 30)
+    inputs.value.mul_(1e30)
+    out, _, _ = run(inputs, settings())
+    assert out.isfinite().all()
+    want = attend(inputs, settings()).out
+    assert_near(out, want, 0.02 * want.abs().max().item(), "out")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sink", [30.0, 80.0, 200.0])
+def test_a_sink_far_above_keys_of_which_the_first_are_the_largest(device, dtype, sink):
+    """The sink is the pivot then, and beside it the keys' probabilities may be nothing at all."""
+    inputs = make(device, dtype, heads=2, sinks=torch.tensor([[sink, -sink]]))
+    inputs = with_a_key(inputs, 3, 8)
+    assert_agrees(inputs, settings())
+    assert_agrees(inputs, settings(right=0))
+    scores_only = forward(inputs._replace(value=None), settings(), None, True, True, SMALL)[1]
+    assert_near(scores_only[0], attend(inputs, settings()).planes[0], 1e-5 * sink, "max_logit")
+
+
 def test_a_constant_of_a_row_changes_no_moment(device):
     """The pivot follows the row, so m2 keeps its digits however far the logits are from zero."""
     inputs = make(device, size=(Q, K, D, V))
@@ -314,8 +363,9 @@ def test_scores_only_and_statistics_without_moments(device, dtype):
         found, planes = forward(only, setting, None, True, True, SMALL)
         assert_twin(found, lse)
         assert_twin(planes, statistics)
-    _, _, seven = run(inputs, setting, moments=False)
-    assert_twin(seven, statistics[:7])
+    _, _, planes = run(inputs, setting, moments=False)
+    assert planes.shape == statistics.shape
+    assert_twin(planes[:7], statistics[:7])
     bare = torch.empty_like(out)
     found, nothing = forward(inputs, setting, bare, False, config=SMALL)
     assert_twin(bare, out)

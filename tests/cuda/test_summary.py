@@ -306,3 +306,49 @@ def test_squares_of_the_forward_kernel_are_used(device):
     told = torch.full(shape[:2] + shape[3:4], 12.0, device=device)
     floats, _ = summary.summarise(planes, inputs, told)
     assert floats[11].tolist() == [[2.0, 2.0]]
+
+
+def sums_of_keys(inputs, parts):
+    """As the kernels of the moments leave them: of some keys each, in float32."""
+    squares = inputs.key.float().square().sum(-1)
+    return (
+        torch.cat([part.sum(-1) for part in squares.flatten(0, 1).split(parts, -1)])
+        .view(-1, squares.shape[0] * squares.shape[1])
+        .mT.contiguous()
+    )
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("broken", [None, math.nan, -math.inf])
+def test_squares_of_keys_serve_or_the_keys_are_read_after_all(device, size, broken):
+    shape = (2, 4, 2, 9, 41, 24)
+    inputs = make_inputs(device, shape)
+    inputs = inputs._replace(key=inputs.key * size)
+    if broken is not None:
+        inputs.key[1, 0, 30, 3] = broken  # an entry that is left out
+    planes = make_planes(device, shape)
+    found = summary.summarise(planes, inputs, None, sums_of_keys(inputs, 16))
+    wanted = expected(planes, inputs)
+    assert len(wanted[1][5].unique()) == (1 if broken is None else 2)
+    assert_same(found, wanted)
+
+
+def test_squares_of_keys_are_used(device):
+    shape = (1, 4, 2, 70, 7, 3)
+    inputs = make_inputs(device, shape)
+    told = torch.tensor([21.0, 63.0, 84.0, 252.0], device=device)  # two sums for each key head
+    floats, counts = summary.summarise(make_planes(device, shape), inputs, None, told)
+    assert floats[12].tolist() == [[2.0, 2.0, 4.0, 4.0]]
+    assert counts[5].tolist() == [[21] * 4]
+
+
+@pytest.mark.parametrize(("held", "chunks"), [(7, 5), (6, 3), (4, 2)])
+def test_a_program_measures_several_tiles_where_there_are_many(device, monkeypatch, held, chunks):
+    monkeypatch.setattr(summary, "HELD", held)
+    monkeypatch.setattr(summary, "_cut", summary._cut.__wrapped__)
+    shape = (1, 2, 1, 1031, 7, 3)
+    inputs = make_inputs(device, shape)
+    planes = make_planes(device, shape)
+    cut = summary._cut(inputs.query.shape, inputs.key.shape, None, True, 0)
+    assert cut.parts[0] == chunks
+    assert_same(summary.summarise(planes, inputs), expected(planes, inputs))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaledot.backends.cuda import summary, whole_moments
+from scaledot.backends.cuda import gram, summary, whole_moments
 from scaledot.backends.cuda.statistics import PLANES, ROW_PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.measure import FLOAT_FIELDS
@@ -197,9 +197,22 @@ def test_vitals_are_those_of_each_rows_own_moments(device):
         torch.testing.assert_close(floats[field], expected[field], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [16, 136])
+@pytest.mark.parametrize("keys", [64, 521])
+def test_squares_of_the_keys_are_left(keys, width, device):
+    """Of the keys as they are, however far from zero they are counted."""
+    query, key = drawn(2, 1, 64, keys, width, BFLOAT16, device)
+    key += 40.0
+    planes = planes_of_the_pass(scores(query, key))
+    squares = whole_moments.add_all(planes, inputs_of(query, key), settings_of())
+    expected = key.double().square().sum((-1, -2))
+    total = squares.view(2, 1, -1).double().sum(-1)
+    torch.testing.assert_close(total, expected, rtol=3e-7, atol=0.0)
+
+
 def test_programs_fill_the_machine_but_do_not_grow_too_short():
     for width in (64, 128, 256):
-        plan = whole_moments.plan_for(width)
+        plan = gram.plan_for(width)
         held = whole_moments.MULTIPROCESSORS * plan.programs
         assert whole_moments._chunk(2048 // width, 16384, plan) == 1024
         assert whole_moments._chunk(10**6, 16384, plan) == whole_moments.LONGEST

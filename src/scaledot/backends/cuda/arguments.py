@@ -148,16 +148,29 @@ def aligned(inputs: Inputs) -> Inputs:
 
 def aligned_rows(tensor: Tensor) -> Tensor:
     """The tensor, or its copy with rows of a multiple of 16 numbers where products need that."""
-    multiplied = tensor.element_size() == 2 or dot_precision(tensor) == "tf32"
-    if not (tensor.is_cuda and multiplied):
+    if not _must_align(tensor):
         return tensor
     steps = [tensor.stride(i) for i in range(tensor.ndim - 1) if tensor.shape[i] != 1]
     whole = all(step % ROW == 0 for step in steps) and tensor.data_ptr() % 16 == 0
-    if whole and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+    width = tensor.shape[-1]
+    if whole and (tensor.stride(-1) == 1 or width == 1) and filled_width(tensor) == width:
         return tensor
-    once, width = _once(tensor), tensor.shape[-1]
-    rows = once.new_empty((*once.shape[:-1], -(-width // ROW) * ROW))[..., :width]
+    once = _once(tensor)
+    rows = once.new_zeros((*once.shape[:-1], -(-width // ROW) * ROW))[..., :width]
     return rows.copy_(once).expand(tensor.shape)
+
+
+def filled_width(tensor: Tensor) -> int:
+    """What may be read of each row of `aligned_rows`: in whole pieces of 16 bytes, zeros last."""
+    width = tensor.shape[-1]
+    if _must_align(tensor) and width * tensor.element_size() % 16:
+        return -(-width // ROW) * ROW
+    return width
+
+
+def _must_align(tensor: Tensor) -> bool:
+    multiplied = tensor.element_size() == 2 or dot_precision(tensor) == "tf32"
+    return tensor.is_cuda and multiplied
 
 
 def _once(tensor: Tensor) -> Tensor:

@@ -6,14 +6,19 @@ FlashAttention's way (Dao 2023), with the statistics of tile.py from the same sc
     S = Q K_j^T        x = scale S (cap, bias)        m' = max(m, rowmax x)
     P = 2^(x - m')     l, w, p2, s1, s2 as in tile.py        acc = alpha acc + P V_j
 
-Tiles inside the reach of all rows hide nothing: their loop has no comparison of positions and, for
-16-bit types, one FMA an argument (`add_scores`). The tiles at the edges, and all tiles of a call
-with a mask tensor, go through the general step (`add_arguments`). The few rows whose logits are too
-large for the short step are done again with the general one.
+The tiles at the edges go first, and all tiles of a call with a mask tensor, through the general
+step (`add_arguments`). Tiles inside the reach of all rows hide nothing: their loop has no
+comparison of positions and, for 16-bit types, one FMA an argument (`add_scores`). For bfloat16 it
+also has no maximum: the pivots stay where the edges have left them, so every row must have seen a
+key there, if only of a tile that hides nothing (`add_steady`). Blocks of rows with logits that are
+too large for these short steps, or too far above the pivot, are done again with the general one.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,12 +30,14 @@ from scaledot.backends.cuda.arguments import (
     constants,
     describe_call,
     dot_precision,
+    filled_width,
     heads_of,
     padded,
 )
 from scaledot.backends.cuda.counts import with_counts
 from scaledot.backends.cuda.logits import (
     LN2,
+    Matrix,
     arguments_of,
     entry,
     keeps,
@@ -44,8 +51,11 @@ from scaledot.backends.cuda.tile import (
     RESIDUAL_LIMIT,
     add_arguments,
     add_scores,
+    add_steady,
     close_sums,
+    join_steady,
     load_sink,
+    start_steady,
     start_sums,
     store_output,
     store_statistics,
@@ -71,13 +81,15 @@ class Config(NamedTuple):
     block_n: int
     warps: int
     stages: int
+    registers: int | None = None  # of a thread at most, so that more programs run side by side
 
 
 class Cut(NamedTuple):
     """What is compiled into a kernel besides the call."""
 
-    D: Any
-    V: Any
+    D: Any  # what is read of a row of query and key
+    V: Any  # of value
+    OUT: Any  # what is written of a row
     BLOCK_D: Any
     BLOCK_V: Any
     BLOCK_M: Any
@@ -85,6 +97,7 @@ class Cut(NamedTuple):
     PRECISION: Any  # of matrix products
     NEGATIVE: Any  # the scale
     SHORT_STEP: Any  # tiles that hide nothing take `add_scores`
+    STEADY: Any  # or, after the others, `add_steady`
     MOMENTS: Any
 
 
@@ -103,17 +116,24 @@ CONFIGS = {
 }
 # Where every tile goes through the general step with a mask tensor or a cap: fewer registers.
 GENERAL_CONFIGS = {(2, 128): Config(128, 64, 8, 2)}
+# Where most go through `add_steady`; of 64 columns, two programs run side by side.
+STEADY_CONFIGS = {
+    (2, 64): Config(128, 64, 8, 3, registers=128),
+    (2, 128): Config(128, 64, 8, 3),
+}
 SMALLEST = Config(16, 16, 8, 1)
 
 
-def config_for(query: Tensor, widest: int, general: bool = False) -> Config:
-    """The table's entry for these widths; wider than the table, the smallest tiles."""
+def config_for(
+    query: Tensor, widest: int, special: Mapping[tuple[int, int], Config] = MappingProxyType({})
+) -> Config:
+    """The tables' entry for these widths; wider than the tables, the smallest tiles."""
     size = query.element_size()
     widths = [width for bytes_, width in CONFIGS if bytes_ == size and width >= widest]
     if not widths:
         return SMALLEST
     place = (size, min(widths))
-    return GENERAL_CONFIGS.get(place, CONFIGS[place]) if general else CONFIGS[place]
+    return special.get(place, CONFIGS[place])
 
 
 def forward(
@@ -124,43 +144,47 @@ def forward(
     moments: bool = True,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Fills `out` (None: scores only); returns lse [B, H, Q] and statistics [9 | 7, B, H, Q].
+    """Fills `out` (None: scores only); returns lse [B, H, Q] and statistics [PLANES, B, H, Q].
 
-    The statistics are empty where no vitals are wanted, and lack mean and m2 without `moments`.
+    The statistics are empty where no vitals are wanted; without `moments` nothing is written to the
+    planes mean and m2.
     """
     inputs = aligned(inputs)
     query, value = inputs.query, inputs.value
     batch, heads, queries, width = query.shape
     dtype = compute_type(query)
     lse = query.new_empty((batch, heads, queries), dtype=dtype)
-    planes = (PLANES if moments else PLANES - 2,) if wants_vitals else (0,)
-    statistics = query.new_empty((*planes, batch, heads, queries), dtype=dtype)
-    if not wants_vitals:
-        statistics = query.new_empty(0, dtype=dtype)
+    shape = (PLANES, batch, heads, queries) if wants_vitals else (0,)
+    statistics = query.new_empty(shape, dtype=dtype)
     if not lse.numel():
         return lse, statistics
     if out is not None and not out.numel():
         out = None
     value_width = 0 if out is None or value is None else value.shape[-1]
     block_d, block_v = padded(width), padded(value_width)
+    short = query.element_size() == 2 and inputs.mask is None and not settings.softcap
+    # float16 has no room above 1 to multiply with values
+    steady = short and (query.dtype == torch.bfloat16 or out is None)
     if config is None:
-        general = inputs.mask is not None or bool(settings.softcap)
-        config = config_for(query, max(block_d, block_v), general)
+        special = STEADY_CONFIGS if steady else {} if short else GENERAL_CONFIGS
+        config = config_for(query, max(block_d, block_v), special)
     call = with_counts(describe_call(inputs, settings))
     if out is None:
         call = call._replace(value=NO_HEADS)
     blocks = blocks_of(call, queries, config.block_m)
     cut = Cut(
         **constants(
-            D=width,
-            V=value_width,
+            D=filled_width(query),
+            V=filled_width(value) if value_width and value is not None else 0,
+            OUT=value_width,
             BLOCK_D=block_d,
             BLOCK_V=block_v,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             PRECISION=dot_precision(query),
             NEGATIVE=settings.scale < 0.0,
-            SHORT_STEP=query.element_size() == 2 and inputs.mask is None and not settings.softcap,
+            SHORT_STEP=short,
+            STEADY=steady,
             MOMENTS=moments,
         )
     )
@@ -174,6 +198,7 @@ def forward(
         "cut": cut,
         "num_warps": config.warps,
         "num_stages": config.stages,
+        "maxnreg": config.registers,
         # A fused s * scale - max is off by the rounding of the max: 2^12 where logits are 2^36.
         # The short step knows that, and gives such rows to the general one.
         "enable_fp_fusion": query.element_size() == 2,
@@ -217,40 +242,47 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
     if call.LOG_N:
         factor = factor[:, None]  # [M, 1]
     q = load_rows(matrix_of(call.query, b, h), rows, row_end, cut.D, cut.BLOCK_D, True)  # [M, D]
-    if cut.SHORT_STEP and (cut.NEGATIVE or call.head_scale.ptr is not None):
-        # The short step wants a scale that is not negative: the query takes the sign.
+    FOLLOWS: tl.constexpr = tl.constexpr(cut.SHORT_STEP and not cut.STEADY)
+    if FOLLOWS and (cut.NEGATIVE or call.head_scale.ptr is not None):
+        # `add_scores` wants a scale that is not negative: the query takes the sign.
         q = (q.to(FLOAT) * tl.where(factor < 0.0, -1.0, 1.0)).to(q.dtype)
         factor = tl.abs(factor)
 
     MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
     STATISTICS: tl.constexpr = tl.constexpr(statistics_ptr is not None)
-    tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N)
+    tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N, cut.STEADY)
     acc = tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT)
     sums = start_sums(sink2, cut.BLOCK_M, FLOAT)
-    # Tiles that hide nothing, tiles at the right edge, and with a window tiles at the left edge.
-    for part in tl.static_range(3):
-        if (part == 0 and not MASKED) or part == 1 or (part == 2 and call.window.left is not None):
-            begin, end = span_of(tiles, part)
-            acc, sums = _add_tiles(
-                acc,
-                sums,
-                begin,
-                end,
-                q,
-                factor,
-                rows,
-                key,
-                value,
-                call,
-                place,
-                part != 0,
-                cut.SHORT_STEP and part == 0,
-                STATISTICS,
-                cut,
-            )
+    lost = rows < 0  # none
+    # Tiles at the right edge, with a window those at the left edge, then those that hide nothing.
+    for part in tl.static_range(1, 4):
+        if part == 1 or (part == 2 and call.window.left is not None) or (part == 3 and not MASKED):
+            begin, end = span_of(tiles, part % 3)
+            if cut.STEADY and part == 3:
+                acc, sums, lost = _add_steady_tiles(
+                    acc, sums, begin, end, q, factor, rows, key, value, call, place, STATISTICS, cut
+                )
+            else:
+                acc, sums = _add_tiles(
+                    acc,
+                    sums,
+                    begin,
+                    end,
+                    q,
+                    factor,
+                    rows,
+                    key,
+                    value,
+                    call,
+                    place,
+                    part != 3,
+                    FOLLOWS and part == 3,
+                    STATISTICS,
+                    cut,
+                )
     if cut.SHORT_STEP:
-        large = (tl.abs(sums.row_max) > RESIDUAL_LIMIT) & (sums.row_max > lowest(FLOAT))
-        if tl.max(large.to(tl.int32), 0) > 0:
+        lost = lost | (tl.abs(sums.row_max) > RESIDUAL_LIMIT) & (sums.row_max > lowest(FLOAT))
+        if tl.max(tl.where(lost, 1, 0), 0) > 0:
             acc, sums = _add_tiles(
                 tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT),
                 start_sums(sink2, cut.BLOCK_M, FLOAT),
@@ -273,7 +305,7 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
     offsets = (b * call.heads + h) * call.queries + rows
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
     if call.value.ptr is not None:
-        store_output(call, out, b, h, rows, inside, acc, closed, cut.V)
+        store_output(call, out, b, h, rows, inside, acc, closed, cut.OUT)
     if STATISTICS:
         columns = seq.key + tl.arange(0, 1)
         first_key = load_rows(key, columns, seq.key_end, cut.D, cut.BLOCK_D, True)
@@ -289,7 +321,7 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
             sums,
             closed,
             tl.reshape(first, [cut.BLOCK_M]),
-            SINK,
+            SINK or cut.STEADY,
             call.softcap is not None,
             cut.MOMENTS,
             FLOAT,
@@ -330,12 +362,11 @@ def _add_tiles(
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
     seq = place.seq
     for start in range(begin, end, cut.BLOCK_N):
-        columns = start + tl.arange(0, cut.BLOCK_N)
-        k = load_rows(key, columns, seq.key_end, cut.D, cut.BLOCK_D, EDGE)  # [N, D]
-        scores = tl.dot(q, tl.trans(k), input_precision=cut.PRECISION, out_dtype=FLOAT)  # [M, N]
+        scores = _scores_at(start, q, key, seq.key_end, EDGE, FLOAT, cut)
         if SHORT_STEP:
             sums, p, alpha = add_scores(sums, scores, factor, STATISTICS, cut.MOMENTS, FLOAT, SINK)
         else:
+            columns = start + tl.arange(0, cut.BLOCK_N)
             x, z, read = arguments_of(
                 scores, factor, rows, columns, call, place, EDGE, q.dtype == FLOAT
             )
@@ -354,11 +385,67 @@ def _add_tiles(
                 SINK,
             )
         if value.ptr is not None:
-            if call.dropout.rate is not None:
-                head = place.b * call.heads + place.h
-                kept = keeps(call.dropout, head, rows[:, None], columns[None, :])
-                p = tl.where(kept, p, 0.0)
-            v = load_rows(value, columns, seq.key_end, cut.V, cut.BLOCK_V, EDGE)  # [N, V]
             acc = acc * alpha[:, None]
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=cut.PRECISION, out_dtype=FLOAT)
+            acc = _add_values(acc, p, start, rows, value, call, place, EDGE, cut)
     return acc, sums
+
+
+@triton.jit
+def _add_steady_tiles(
+    acc,
+    sums,
+    begin,
+    end,
+    q,
+    factor,
+    rows,
+    key,
+    value,
+    call,
+    place,
+    STATISTICS: tl.constexpr,
+    cut,
+):
+    """The same for tiles that hide nothing, after each row has seen a key; which rows are lost."""
+    FLOAT: tl.constexpr = call.FLOAT
+    SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
+    key_end = place.seq.key_end
+    steady = start_steady(cut.BLOCK_M, FLOAT)
+    for start in range(begin, end, cut.BLOCK_N):
+        scores = _scores_at(start, q, key, key_end, False, FLOAT, cut)
+        steady, p = add_steady(steady, sums, scores, factor, STATISTICS, cut.MOMENTS, SINK)
+        if value.ptr is not None:
+            acc = _add_values(acc, p, start, rows, value, call, place, False, cut)
+    sums, lost = join_steady(sums, steady, end - begin, STATISTICS, cut.MOMENTS, SINK)
+    if value.ptr is not None:  # 2^60 times a value may leave float32 where the value does not
+        too_large = tl.max(tl.where(tl.abs(acc) < float("inf"), 0, 1), 1) > 0
+        lost = lost | (too_large & (sums.row_sum < float("inf")))
+    return acc, sums, lost
+
+
+@triton.jit
+def _scores_at(start, q, key, key_end, EDGE: tl.constexpr, FLOAT: tl.constexpr, cut):
+    """Q K^T [M, N] of the tile of keys at `start`, before any scale."""
+    k = _tile_at(start, key, key_end, cut.D, cut.BLOCK_D, EDGE, cut)  # [N, D]
+    return tl.dot(q, tl.trans(k), input_precision=cut.PRECISION, out_dtype=FLOAT)
+
+
+@triton.jit
+def _add_values(acc, p, start, rows, value, call, place, EDGE: tl.constexpr, cut):
+    """acc + P V of the tile of keys at `start`, after dropout."""
+    if call.dropout.rate is not None:
+        head = place.b * call.heads + place.h
+        columns = start + tl.arange(0, cut.BLOCK_N)
+        kept = keeps(call.dropout, head, rows[:, None], columns[None, :])
+        p = tl.where(kept, p, 0.0)
+    v = _tile_at(start, value, place.seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)  # [N, V]
+    p = p.to(v.dtype)
+    return tl.dot(p, v, acc, input_precision=cut.PRECISION, out_dtype=call.FLOAT)
+
+
+@triton.jit
+def _tile_at(start, matrix, end, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr, cut):
+    """[N, BLOCK]. The distances in a tile are the same for all of them: only its address moves."""
+    ptr = matrix.ptr + tl.cast(start, tl.int64) * matrix.stride_row
+    tile = Matrix(ptr, matrix.stride_row, matrix.stride_column)
+    return load_rows(tile, tl.arange(0, cut.BLOCK_N), end - start, WIDTH, BLOCK, EDGE)

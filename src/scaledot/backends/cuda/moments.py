@@ -8,34 +8,46 @@ mean k' and the covariance C of those N keys,
 
 which costs 2 d^2 operations a row, however many keys there are; the two sums in the pass over the
 scores would cost four a key. So the forward kernel sums only the keys behind the last whole block,
-and says in a tenth plane how many they were. (A matrix wider than 128 does not fit into a program;
-where every row sees every key, whole_moments.py does with less.) Three launches, none of which
-waits for the host:
+and says in a tenth plane how many they were. (Where every row sees every key, whole_moments.py does
+with less.) Three launches, none of which waits for the host:
 
-    measure blocks    mean and Gram matrix of each block of keys, about its own mean
-    run on            the same of all keys up to the end of each block, by Chan's rule
-    add to rows       the row's own part and that of its blocks together, by the same rule
+    measure keys    mean and scatter matrix of each block of keys, about its own mean (gram.py)
+    run on          the same of all keys up to the end of each block, by Chan's rule
+    add to rows     the row's own part and that of its blocks together, by the same rule
 
-Everything is centred before it is squared, so a large common part of the keys, which moves no
-probability, costs no digits. A key that is not finite breaks the logits of all rows that see it,
-and those rows count nowhere.
+C is symmetric: of a matrix of four quarters A, B, B^T, D, for the halves x and y of a query,
+
+    q^T C q = x.(A x) + y.(2 B^T x + D y)
+
+so three quarters are kept, that off the diagonal doubled. They are kept as the sum of two bfloat16
+numbers, so that products of few bits lose nothing that counts; so are queries of float16.
+
+A key that is not finite breaks the logits of all rows that see it, and those rows count nowhere.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from scaledot.backends.cuda import gram
 from scaledot.backends.cuda.arguments import strides
 from scaledot.backends.cuda.replay import ONCE, Once
-from scaledot.backends.cuda.statistics import PLANES
-from scaledot.backends.cuda.whole_moments import by_lane, centre_of
+from scaledot.backends.cuda.statistics import PLANES, ROW_PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
-KEYS = 64  # read at a time
-PART = 32  # of the width that is multiplied at a time
-MOST_BLOCKS = 32  # one program holds a row of all their matrices
+COUNT, MEAN, M2 = (tl.constexpr(ROW_PLANES.index(name)) for name in ("count", "mean", "m2"))
+HERE = tl.constexpr(PLANES)  # of how many keys the moments are so far
+MOST_BLOCKS = 32
+ROWS = 64  # that a product of a warpgroup has
+TILES = 8  # of rows, one program
+STAGES = 3  # of tiles, of which all but one are on their way
+RUN_ENTRIES = 256  # of a matrix, one program
+RUN_STAGES = 6  # of blocks
+WIDEST = 128  # for which the matrices fit into shared memory
 
 
 def block_for(keys: int) -> int:
@@ -50,136 +62,88 @@ def add_blocks(
     block: int,
     tile_rows: int,
     launches: Once = ONCE,
-) -> None:
+) -> Tensor | None:
     """Completes the planes mean and m2 of statistics [10, B, H, Q].
 
     A row's moments so far are of plane 9 many keys, the last that it sees; all before them are
     missing, and are whole blocks of `block` keys, equally many for each row of a tile of
-    `tile_rows`.
+    `tile_rows` and no fewer than for the tile before. Returns sums of the squares of the keys where
+    it has read just those that count, equally many for each head, as `summary.fill` takes.
     """
     query, key = inputs.query, inputs.key
-    batch, heads, queries, width = query.shape
-    groups, keys = key.shape[1:3]
     assert statistics.is_contiguous()
     assert statistics.shape[0] == PLANES + 1
-    assert tile_rows % 64 == 0
-    blocks = keys // block
+    assert tile_rows % ROWS == 0
+    assert query.dtype in (torch.bfloat16, torch.float16)
+    assert query.shape[-1] <= WIDEST
+    batch, heads, queries, _ = query.shape
+    blocks = key.shape[2] // block
     if blocks == 0:
-        return
-    padded = max(1 << (width - 1).bit_length(), 16)
-    matrix_rows = batch * groups * blocks * padded
-    matrices = launches.room(query, matrix_rows * padded, torch.float32)
-    # Covariances as the sum of two, so that products of few bits lose nothing that counts.
-    kind = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
-    covariances = launches.room(query, 2 * matrix_rows * padded, kind).view(2, -1)
-    means = launches.room(query, 2 * matrix_rows, torch.float32).view(2, -1)
-    warps = 4 if padded <= 64 else 8
-    sizes = {"keys": keys, "block": block, "blocks": blocks, "WIDTH": padded}
-    measured = {
-        "key_ptr": key,
-        "matrices_ptr": matrices,
-        "means_ptr": means[0],
-        "groups": groups,
-        "width": width,
-        **strides("k", key, "bhnd"),
-        **sizes,
-        "KEYS": KEYS,
-        "LANES": min(32 * warps * 8 // padded, KEYS),
-    }
-    launches.launch(_measure_blocks, batch * groups * blocks, key, measured, num_warps=warps)
-    run = {
-        "matrices_ptr": matrices,
-        "means_ptr": means[0],
-        "covariances_ptr": covariances[0],
-        "rest_ptr": covariances[1],
-        "running_ptr": means[1],
-    }
-    run |= sizes | {"BLOCKS": 1 << (blocks - 1).bit_length()}
-    launches.launch(_run_on, batch * groups * padded, key, run, num_warps=4)
-    rows = 128 if tile_rows % 128 == 0 else 64
-    tiles = -(-queries // rows)
-    added = {
+        return None
+    plan = gram.plan_for(query.shape[-1])
+    grams = gram.measure(key, plan, block, launches)
+    covariances, running = _run_on_all(grams, key, plan, block, launches)
+    tiles = -(-queries // (ROWS * TILES))
+    in_steps = gram.strides_in_steps("q", query, "bhnd")
+    arguments: dict[str, Any] = {
         "statistics_ptr": statistics,
         "query_ptr": query,
-        "covariances_ptr": covariances[0],
-        "rest_ptr": covariances[1],
-        "running_ptr": means[1],
+        "covariances_ptr": covariances,
+        "running_ptr": running,
         "head_scale_ptr": inputs.head_scale,
         "batch": batch,
         "heads": heads,
-        "groups": groups,
+        "groups": key.shape[1],
         "queries": queries,
-        "width": width,
         "scale": float(settings.scale),
-        "tiles": tiles,
-        **strides("q", query, "bhmd"),
+        "programs": tiles,
+        **in_steps,
         **strides("scale_", inputs.head_scale, "bh"),
         "block": block,
         "blocks": blocks,
-        "WIDTH": padded,
+        "WIDTH": plan.width,
+        "PART": min(plan.width, 64),
+        "FILLED": query.shape[-1] == plan.width,
         "LOG_N": settings.log_n,
-        "ROWS": rows,
-        "PART": min(PART, padded),
+        "ROWS": ROWS,
+        "TILES": TILES,
+        "STAGES": gram.stages_for(STAGES, query, in_steps),
     }
-    # With fewer registers, two programs share a multiprocessor.
-    most = {} if warps == 4 else {"maxnreg": 128}
-    launches.launch(_add_to_rows, batch * heads * tiles, query, added, num_warps=warps, **most)
+    # With fewer registers, more programs share a multiprocessor.
+    options = {"num_warps": 4, "num_stages": 1, "maxnreg": 128 if plan.width <= 64 else 255}
+    launches.launch(_add_to_rows, batch * heads * tiles, query, arguments, **options)
+    return None if inputs.key_lengths is not None else grams.squares
 
 
-@triton.jit
-def _measure_blocks(
-    key_ptr,
-    matrices_ptr,
-    means_ptr,
-    groups,
-    width,
-    stride_kb,
-    stride_kh,
-    stride_kn,
-    stride_kd,
-    keys,
-    block,
-    blocks,
-    WIDTH: tl.constexpr,
-    KEYS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """One program a block."""
-    place = tl.program_id(0).to(tl.int64)
-    head, index = place // blocks, (place % blocks).to(tl.int32)
-    keys_ptr = key_ptr + (head // groups) * stride_kb + (head % groups) * stride_kh
-    d = tl.arange(0, WIDTH)
-    start = index * block
-    stop = tl.minimum(start + block, keys)
-
-    some = _load(keys_ptr, start, stop, d, width, stride_kn, stride_kd, KEYS)
-    centre = centre_of(some, start + tl.arange(0, KEYS) < stop)
-    gram = tl.zeros([WIDTH, WIDTH], tl.float32)
-    sums = tl.zeros([LANES, WIDTH], tl.float32)
-    lost = sums  # in rounding
-    for at in range(start, stop, KEYS):
-        x = _load(keys_ptr, at, stop, d, width, stride_kn, stride_kd, KEYS)
-        inside = at + tl.arange(0, KEYS) < stop
-        off = tl.where(inside[:, None], x.to(tl.float32) - centre[None, :], 0.0)
-        narrow = off.to(x.dtype)
-        sums += by_lane(off, LANES)
-        lost += by_lane(off - narrow.to(tl.float32), LANES)
-        gram = tl.dot(tl.trans(narrow), narrow, gram, input_precision="ieee")
-    total = tl.sum(sums, 0)
-    mean = centre + total / (stop - start)
-    # About the mean of the block itself: of the numbers that were multiplied, rounded as they were.
-    total -= tl.sum(lost, 0)
-    gram -= total[:, None] * (total / (stop - start))[None, :]
-    tl.store(matrices_ptr + place * WIDTH * WIDTH + d[:, None] * WIDTH + d[None, :], gram)
-    tl.store(means_ptr + place * WIDTH + d, mean)
-
-
-@triton.jit
-def _load(tokens_ptr, start, stop, d, width, stride_n, stride_d, TOKENS: tl.constexpr):
-    """[TOKENS, WIDTH] from `start` on, zeros from `stop` on and behind the width."""
-    n = start + tl.arange(0, TOKENS)
-    at = tokens_ptr + n.to(tl.int64)[:, None] * stride_n + d[None, :] * stride_d
-    return tl.load(at, mask=(n < stop)[:, None] & (d < width)[None, :], other=0.0)
+def _run_on_all(
+    grams: gram.Grams, key: Tensor, plan: gram.Plan, block: int, launches: Once
+) -> tuple[Tensor, Tensor]:
+    """For each head and block: two numbers for each entry of three quarters, and the mean."""
+    batch, groups, keys = key.shape[:3]
+    blocks = keys // block
+    part = min(plan.width, 64)
+    parts = 2 * (plan.width // part) - 1
+    covariances = launches.room(
+        key, batch * groups * blocks * parts * part * part * 2, torch.bfloat16
+    )
+    running = launches.room(key, batch * groups * blocks * plan.width, torch.float32)
+    rows = RUN_ENTRIES // part
+    arguments: dict[str, Any] = {
+        "matrices_ptr": grams.matrices,
+        "means_ptr": grams.means,
+        "covariances_ptr": covariances,
+        "running_ptr": running,
+        "block": block,
+        "blocks": blocks,
+        "chunks": -(-keys // block),
+        "WIDTH": plan.width,
+        "PART": part,
+        "ROWS": rows,
+        "STAGES": RUN_STAGES,
+    }
+    programs = batch * groups * parts * part // rows
+    launches.launch(_run_on, programs, key, arguments, num_warps=2, num_stages=1)
+    return covariances, running
 
 
 @triton.jit
@@ -187,43 +151,54 @@ def _run_on(
     matrices_ptr,
     means_ptr,
     covariances_ptr,
-    rest_ptr,
     running_ptr,
-    keys,
     block,
     blocks,
+    chunks,
     WIDTH: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    PART: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """Gram matrices of single blocks become covariances of all keys so far; one program a row."""
-    program = tl.program_id(0)
-    head, row = (program // WIDTH).to(tl.int64), program % WIDTH
-    d = tl.arange(0, WIDTH)
-    index = tl.arange(0, BLOCKS)
-    there = index < blocks
-    size = tl.where(there, tl.minimum(keys - index * block, block), 0).to(tl.float32)
-    number = tl.maximum(tl.cumsum(size, 0), 1.0)
-    place = (head * blocks + index) * WIDTH
-    means = tl.load(means_ptr + place[:, None] + d[None, :], mask=there[:, None], other=0.0)
-    own = tl.load(means_ptr + place + row, mask=there, other=0.0)
-    # Counted from the mean of the first block, which all rows see.
-    centre = tl.sum(tl.where((index == 0)[:, None], means, 0.0), 0)
-    own_centre = tl.sum(tl.where(index == 0, own, 0.0), 0)
-    off = means - centre[None, :]
-    own_off = own - own_centre
-    at = (place + row)[:, None] * WIDTH + d[None, :]
-    gram = tl.load(matrices_ptr + at, mask=there[:, None], other=0.0)
-    gram += (own_off * size)[:, None] * tl.where(there[:, None], off, 0.0)
-    shift = tl.cumsum(tl.where(there[:, None], off * size[:, None], 0.0), 0) / number[:, None]
-    own_shift = tl.cumsum(tl.where(there, own_off * size, 0.0), 0) / number
-    covariance = tl.cumsum(gram, 0) / number[:, None] - own_shift[:, None] * shift
-    kind: tl.constexpr = covariances_ptr.dtype.element_ty
-    rounded = covariance.to(kind).to(tl.float32)
-    if kind == tl.float32:  # to the bits that a product in TF32 takes
-        rounded = (covariance.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-    tl.store(covariances_ptr + at, rounded, mask=there[:, None])
-    tl.store(rest_ptr + at, covariance - rounded, mask=there[:, None])
-    tl.store(running_ptr + place + row, own_centre + own_shift, mask=there)
+    """Scatter matrices of single blocks become covariances of all keys so far; one program a few
+    rows of a quarter. Means are counted from that of the first block, which all rows see."""
+    PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
+    STEPS: tl.constexpr = PARTS * PART // ROWS
+    program = tl.program_id(0).to(tl.int64)
+    head, first_row = program // STEPS, (program % STEPS).to(tl.int32) * ROWS
+    part = first_row // PART  # above on the left, above on the right, below on the right
+    row = first_row + tl.arange(0, ROWS)
+    column = tl.arange(0, PART)
+    e = part // 2 * PART + row % PART
+    d = (part + 1) // 2 * PART + column
+    means_ptr += head * chunks * WIDTH
+    entries = e[:, None] * WIDTH + d[None, :]
+    written = part * (PART * PART * 2) + row[:, None] % PART * PART + column[None, :]
+    origin_e = tl.load(means_ptr + e)
+    origin_d = tl.load(means_ptr + d)
+    scatter = tl.zeros([ROWS, PART], tl.float32)
+    sum_e = tl.zeros([ROWS], tl.float32)
+    sum_d = tl.zeros([PART], tl.float32)
+    times = tl.where(part == 1, 2.0, 1.0)  # also for its mirror image, which is left out
+    on_diagonal = (row >= 0) & (part != 1)
+    for index in tl.range(0, blocks, num_stages=STAGES):
+        own = tl.load(matrices_ptr + (head * chunks + index) * (WIDTH * WIDTH) + entries)
+        off_e = tl.load(means_ptr + index * WIDTH + e) - origin_e
+        off_d = tl.load(means_ptr + index * WIDTH + d) - origin_d
+        # In blocks: each has as many keys as the others.
+        scatter += own + (off_e * block)[:, None] * off_d[None, :]
+        sum_e += off_e
+        sum_d += off_d
+        share = 1.0 / (index + 1)
+        shift_e = sum_e * share
+        covariance = scatter * (share / block) - shift_e[:, None] * (sum_d * share)[None, :]
+        covariance *= times
+        rounded = covariance.to(tl.bfloat16)
+        place = head * blocks + index
+        at = covariances_ptr + place * (PARTS * PART * PART * 2) + written
+        tl.store(at, rounded)
+        tl.store(at + PART * PART, (covariance - rounded.to(tl.float32)).to(tl.bfloat16))
+        tl.store(running_ptr + place * WIDTH + e, origin_e + shift_e, mask=on_diagonal)
 
 
 @triton.jit
@@ -231,77 +206,114 @@ def _add_to_rows(
     statistics_ptr,
     query_ptr,
     covariances_ptr,
-    rest_ptr,
     running_ptr,
     head_scale_ptr,
     batch,
     heads,
     groups,
     queries,
-    width,
     scale,
-    tiles,
+    programs,
     stride_qb,
     stride_qh,
-    stride_qm,
+    stride_qn,
     stride_qd,
+    width,
     stride_scale_b,
     stride_scale_h,
     block,
     blocks,
+    STEP: tl.constexpr,
     WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    FILLED: tl.constexpr,
     LOG_N: tl.constexpr,
     ROWS: tl.constexpr,
-    PART: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """One program a tile of rows."""
+    """One program some tiles of rows. x and y are the halves of what is wider than PART."""
+    WIDE: tl.constexpr = WIDTH > PART
+    MATRIX: tl.constexpr = PART * PART
     program = tl.program_id(0).to(tl.int64)
-    head, tile = program // tiles, (program % tiles).to(tl.int32)
+    head, start = program // programs, (program % programs).to(tl.int32) * (ROWS * TILES)
     entry, own = head // heads, head % heads
-    row = tile * ROWS + tl.arange(0, ROWS)
-    inside = row < queries
+    key_head = entry * groups + own // (heads // groups)
+    factor = scale
+    if head_scale_ptr is not None:
+        each = head_scale_ptr + entry * stride_scale_b + own * stride_scale_h
+        factor = scale * tl.load(each).to(tl.float32)
+    rows_ptr = query_ptr + (entry * stride_qb + own * stride_qh) * STEP
+    step = (stride_qn, stride_qd)
     plane = tl.cast(batch, tl.int64) * heads * queries
-    at = statistics_ptr + head * queries + row
-    count = tl.load(at + 6 * plane, mask=inside, other=0.0)
-    here = tl.load(at + 9 * plane, mask=inside, other=0.0)
-    one = statistics_ptr + head * queries + tile * ROWS  # the rows of a tile miss the same keys
-    there = tl.load(one + 6 * plane) - tl.load(one + 9 * plane)
-    # The last block that they see; to the nearest: past 2^24 a count has lost its last bits.
-    last = (there / block + 0.5).to(tl.int32) - 1
-    there = ((last + 1) * block).to(tl.float32)
-    if there > 0.0:
-        d = tl.arange(0, WIDTH)
-        place = (entry * groups + own // (heads // groups)) * blocks
-        place = (place + last) * WIDTH
-        rows_ptr = query_ptr + entry * stride_qb + own * stride_qh
-        product = tl.zeros([ROWS, WIDTH], tl.float32)
-        for first in range(0, WIDTH, PART):
-            part = first + tl.arange(0, PART)
-            x = _load(rows_ptr, tile * ROWS, queries, part, width, stride_qm, stride_qd, ROWS)
-            # A covariance is its own transpose: read like this, a column is what a product wants.
-            entries = (place + d)[None, :] * WIDTH + part[:, None]
-            covariance = tl.load(covariances_ptr + entries)
-            rest = tl.load(rest_ptr + entries)
-            x = x.to(rest.dtype)
-            product = tl.dot(x, covariance, product, input_precision="tf32")
-            product = tl.dot(x, rest, product, input_precision="tf32")
-        q = _load(rows_ptr, tile * ROWS, queries, d, width, stride_qm, stride_qd, ROWS)
-        q = q.to(tl.float32)
-        mean_key = tl.load(running_ptr + place + d)
-        factor = scale
-        if head_scale_ptr is not None:
-            each = head_scale_ptr + entry * stride_scale_b + own * stride_scale_h
-            factor = scale * tl.load(each).to(tl.float32)
-        if LOG_N:
-            factor = factor * tl.log(tl.maximum(count, 1.0))
-        spread = tl.sum(product * q, 1)
-        # What is not a number stays so.
-        m2 = factor * factor * there * tl.where(spread < 0.0, 0.0, spread)
-        mean = factor * tl.sum(q * mean_key[None, :], 1)
-        off = tl.load(at + 7 * plane, mask=inside, other=0.0) - mean
-        share = here / (here + there)
-        mean += off * share
-        m2 += off * off * there * share
-        m2 += tl.load(at + 8 * plane, mask=inside, other=0.0)
-        tl.store(at + 7 * plane, mean, mask=inside)
-        tl.store(at + 8 * plane, m2, mask=inside)
+    planes_ptr = statistics_ptr + head * queries
+    d = tl.arange(0, PART)
+    square = d[:, None] * PART + d[None, :]
+
+    # The last block that each tile sees; to the nearest: past 2^24 a count has lost its last bits.
+    first_row = start + tl.arange(0, TILES) * ROWS
+    inside = first_row < queries
+    seen = tl.load(planes_ptr + COUNT * plane + first_row, mask=inside, other=0.0)
+    seen -= tl.load(planes_ptr + HERE * plane + first_row, mask=inside, other=0.0)
+    lasts = (seen / block + 0.5).to(tl.int32) - 1
+    final = tl.max(lasts, 0)
+    # Most often one: a program has as many rows as a block has keys.
+    for last in range(tl.maximum(tl.min(tl.where(inside, lasts, final), 0), 0), final + 1):
+        there = ((last + 1) * block).to(tl.float32)
+        place = key_head * blocks + last
+        matrix_ptr = covariances_ptr + place * ((2 * (WIDTH // PART) - 1) * MATRIX * 2) + square
+        xx = tl.load(matrix_ptr)
+        xx_rest = tl.load(matrix_ptr + MATRIX)
+        x_mean_key = gram.in_columns(tl.load(running_ptr + place * WIDTH + d), tl.bfloat16)
+        xy, xy_rest, yy, yy_rest, y_mean_key = xx, xx_rest, xx, xx_rest, x_mean_key
+        if WIDE:
+            xy = tl.load(matrix_ptr + 2 * MATRIX)
+            xy_rest = tl.load(matrix_ptr + 3 * MATRIX)
+            yy = tl.load(matrix_ptr + 4 * MATRIX)
+            yy_rest = tl.load(matrix_ptr + 5 * MATRIX)
+            y_mean_key = tl.load(running_ptr + place * WIDTH + PART + d)
+            y_mean_key = gram.in_columns(y_mean_key, tl.bfloat16)
+        begin = start + tl.sum((inside & (lasts < last)).to(tl.int32), 0) * ROWS
+        end = start + tl.sum((inside & (lasts <= last)).to(tl.int32), 0) * ROWS
+        for at in tl.range(begin, end, ROWS, num_stages=STAGES):
+            row = at + tl.arange(0, ROWS)
+            read = tl.minimum(row, queries - 1)
+            x = gram.load_all_tokens(rows_ptr, read, d, width, step, STEP, FILLED)
+            product = _times(x, xx, tl.zeros([ROWS, PART], tl.float32), True)
+            product = _times(x, xx_rest, product, False)
+            spread = tl.sum(product * x.to(tl.float32), 1)
+            means = _times(x, x_mean_key, tl.zeros([ROWS, 16], tl.float32), True)
+            if WIDE:
+                y = gram.load_all_tokens(rows_ptr, read, PART + d, width, step, STEP, FILLED)
+                product = _times(x, xy, tl.zeros([ROWS, PART], tl.float32), True)
+                product = _times(x, xy_rest, product, False)
+                product = _times(y, yy, product, True)
+                product = _times(y, yy_rest, product, False)
+                spread += tl.sum(product * y.to(tl.float32), 1)
+                means = _times(y, y_mean_key, means, True)
+            mean = tl.sum(means, 1)
+            row_ptr = planes_ptr + read
+            here = tl.load(row_ptr + HERE * plane)
+            own_factor = factor
+            if LOG_N:
+                own_factor *= tl.log(tl.maximum(tl.load(row_ptr + COUNT * plane), 1.0))
+            mean *= own_factor
+            # What is not a number stays so.
+            m2 = own_factor * own_factor * there * tl.where(spread < 0.0, 0.0, spread)
+            off = tl.load(row_ptr + MEAN * plane) - mean
+            share = here / (here + there)
+            m2 += off * off * there * share + tl.load(row_ptr + M2 * plane)
+            tl.store(row_ptr + MEAN * plane, mean + off * share, mask=row < queries)
+            tl.store(row_ptr + M2 * plane, m2, mask=row < queries)
+
+
+@triton.jit
+def _times(x, matrix, product, ALL: tl.constexpr):
+    """x times a matrix of bfloat16 added to the product. ALL: also the bits of x that a bfloat16
+    does not hold."""
+    near = x.to(tl.bfloat16)
+    product = tl.dot(near, matrix, product)
+    if ALL and x.dtype == tl.float16:
+        far = (x.to(tl.float32) - near.to(tl.float32)).to(tl.bfloat16)
+        product = tl.dot(far, matrix, product)
+    return product

@@ -3,6 +3,7 @@
 Under TRITON_INTERPRET=1 they run on CPU tensors too, where `backend="triton"` asks for them.
 """
 
+import torch
 from torch import Tensor
 
 from scaledot.backends import operators
@@ -12,6 +13,12 @@ from scaledot.measure import Result
 from scaledot.problem import Problem, Settings
 
 name = "triton"
+
+# Where every row sees every key, moments of the logits come from Gram matrices (whole_moments.py)
+# from so many keys on, by the padded width: with values, and for scores alone. The matrices take as
+# long for each token, however many keys there are, and for one query as for a thousand.
+GRAM_FROM_KEYS = {64: (2048, 4096), 128: (4096, 8192), 256: (16384, 32768)}
+GRAM_FROM_QUERIES = 1024
 
 
 def refuses(problem: Problem) -> str | None:
@@ -32,14 +39,31 @@ def attend(problem: Problem) -> Result:
 def _forward(
     inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
 ) -> operators.Measured:
-    from scaledot.backends.cuda import forward
+    from scaledot.backends.cuda import arguments, forward, whole_moments
     from scaledot.backends.cuda.additive import forward as additive
 
     if inputs.weight is not None:
         lse, rows = additive.forward(inputs, settings, out, wants_vitals)
+    elif wants_vitals and _moments_from_matrices(inputs, settings):
+        inputs = arguments.aligned(inputs)
+        lse, rows = forward.forward(inputs, settings, out, wants_vitals, moments=False)
+        whole_moments.add_all(rows, inputs, settings)
     else:
         lse, rows = forward.forward(inputs, settings, out, wants_vitals)
     return backend.measured(lse, rows, inputs, None, wants_vitals, per_row)
+
+
+def _moments_from_matrices(inputs: Inputs, settings: Settings) -> bool:
+    """Whether they can, and are faster than sums in the pass."""
+    hiding = inputs.mask, inputs.key_lengths, inputs.cu_seqlens_q, settings.left, settings.right
+    if any(each is not None for each in hiding) or settings.softcap:
+        return False
+    query, (keys, width) = inputs.query, inputs.key.shape[2:]
+    if query.dtype not in (torch.bfloat16, torch.float16) or width % 8 or width > 256:
+        return False
+    padded = 64 if width <= 64 else 128 if width <= 128 else 256
+    enough = GRAM_FROM_KEYS[padded][inputs.value is None]
+    return keys >= enough and query.shape[2] >= GRAM_FROM_QUERIES
 
 
 engine = operators.define("triton", _forward, backend.backward, ("CUDA", "CPU"))

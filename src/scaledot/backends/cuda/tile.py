@@ -15,6 +15,11 @@ raises the pivot by -d = m' - m moves the sums exactly, with alpha = 2^d:
 and at the end lse = m + log2 l, entropy = ln2 (log2 l - w / l), sum p^2 = p2 / l^2. The pivot
 starts at the lowest finite number instead of -inf, so no inf - inf arises in rows that saw nothing;
 where something is multiplied by the first d (about -1e38) it is a sum of nothing, 0.
+
+Nothing needs m to be the maximum: any pivot near the row's logits gives the same. So a row that has
+seen some keys may keep its pivot for the rest of them (`add_steady`), and then a tile needs no
+maximum before its exponentials and no sum has to follow. 2^u may pass 1 then: float32 has room for
+that, and so has bfloat16, but not float16. Rows that outgrow it are done again (`join_steady`).
 """
 
 from typing import Any, NamedTuple
@@ -25,6 +30,7 @@ import triton.language as tl
 from scaledot.backends.cuda.logits import LN2, LOG2E, entry, lowest, number
 
 RESIDUAL_LIMIT = tl.constexpr(65536.0)  # a float32 of this size is off by 2^-8 at most
+ROOM = tl.constexpr(2.0**60)  # for l about a pivot that stays: l^2 and p2 are within float32
 NO = tl.constexpr(False)
 
 
@@ -40,6 +46,17 @@ class Sums(NamedTuple):
     z_max: Any  # the pivot of s1 and s2 where it is not m: under a cap, beside a sink
     z_sum: Any  # s1
     z_squares: Any  # s2
+
+
+class Steady(NamedTuple):
+    """Sums of tiles about a pivot that stays, [M, 4] each: see `_by_thread`."""
+
+    row_sum: Any
+    weighted: Any
+    squares: Any
+    largest: Any  # 2^u, as the integer of the same bits
+    z_sum: Any
+    z_squares: Any
 
 
 class Closed(NamedTuple):
@@ -199,6 +216,101 @@ def add_arguments(
 
 
 @triton.jit
+def start_steady(BLOCK: tl.constexpr, dtype: tl.constexpr):
+    nothing = tl.zeros([BLOCK, 4], dtype)
+    least = tl.zeros([BLOCK, 4], tl.int32)  # the bits of 0.0
+    return Steady(nothing, nothing, nothing, least, nothing, nothing)
+
+
+@triton.jit
+def add_steady(
+    steady,
+    sums,
+    scores,
+    scale,
+    STATISTICS: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    SINK: tl.constexpr,
+):
+    """A tile that hides nothing, of raw scores, about the pivots that `sums` has; and p = 2^u.
+
+    scale: a number or [M, 1].
+    """
+    u = scores * scale - sums.row_max[:, None]
+    p = tl.exp2(u)
+    row_sum = steady.row_sum + _sum_by_thread(p)
+    weighted = steady.weighted
+    squares = steady.squares
+    largest = steady.largest
+    z_sum = steady.z_sum
+    z_squares = steady.z_squares
+    if STATISTICS:
+        weighted += _sum_by_thread(p * u)
+        squares += _sum_by_thread(p * p)
+        # p is not negative, so the integers are ordered as the numbers are, and of integers a
+        # Hopper GPU finds the largest of three in one instruction, of floats only that of two.
+        bits = p.to(tl.int32, bitcast=True)
+        largest = tl.maximum(largest, _max_by_thread(bits))
+        if MOMENTS:
+            deviation = u
+            if SINK:
+                deviation = scores * scale - sums.z_max[:, None]
+            z_sum += _sum_by_thread(deviation)
+            z_squares += _sum_by_thread(deviation * deviation)
+    return Steady(row_sum, weighted, squares, largest, z_sum, z_squares), p
+
+
+@triton.jit
+def _by_thread(x):
+    """[M, N] to [M, N / 8, 4, 2].
+
+    A product of matrices leaves eight neighbouring columns of a row in four threads, two in each.
+    So sums over all but the 4 stay within a thread, and the four meet once, at the end.
+    """
+    return tl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
+
+
+@triton.jit
+def _sum_by_thread(x):
+    return tl.sum(tl.sum(_by_thread(x), 1), 2)  # the longer axis first: a multiply-add a number
+
+
+@triton.jit
+def _max_by_thread(x):
+    return tl.max(tl.max(_by_thread(x), 1), 2)
+
+
+@triton.jit
+def join_steady(
+    sums, steady, keys, STATISTICS: tl.constexpr, MOMENTS: tl.constexpr, SINK: tl.constexpr
+):
+    """The sums with those about the same pivots, of `keys` further keys; which rows are lost."""
+    row_sum = sums.row_sum + tl.sum(steady.row_sum, 1)
+    weighted = sums.weighted
+    squares = sums.squares
+    key_max = sums.key_max
+    count = sums.count
+    z_sum = sums.z_sum
+    z_squares = sums.z_squares
+    lost = row_sum > ROOM
+    if STATISTICS:
+        weighted += tl.sum(steady.weighted, 1)
+        squares += tl.sum(steady.squares, 1)
+        largest = tl.max(steady.largest, 1).to(row_sum.dtype, bitcast=True)
+        key_max = tl.maximum(key_max, sums.row_max + tl.log2(largest))
+        count += keys
+        if SINK:  # so far above the keys that none of them is left beside it
+            lost = lost | ((largest == 0.0) & (keys > 0))
+        if MOMENTS:
+            z_sum += tl.sum(steady.z_sum, 1)
+            z_squares += tl.sum(steady.z_squares, 1)
+    joined = Sums(
+        sums.row_max, row_sum, weighted, squares, key_max, count, sums.z_max, z_sum, z_squares
+    )
+    return joined, lost
+
+
+@triton.jit
 def close_sums(sums, sink2):
     """divisor and lse of each row; a sink that is no number shows in every row that sees a key."""
     if sink2 is not None:
@@ -248,7 +360,7 @@ def store_statistics(
     sums,
     closed,
     first,
-    SINK: tl.constexpr,
+    APART: tl.constexpr,
     CAPPED: tl.constexpr,
     MOMENTS: tl.constexpr,
     dtype: tl.constexpr,
@@ -256,7 +368,8 @@ def store_statistics(
     """The planes of statistics.py.
 
     ptr: the statistics; plane: elements of one plane; offsets [M] of the rows in it; inside [M]:
-    rows to write. first [M]: x of the sequence's first key, -inf where it is hidden.
+    rows to write. first [M]: x of the sequence's first key, -inf where it is hidden. APART: the
+    pivot may be another number than the largest x of a key.
     """
     count = sums.count
     n = tl.maximum(count, 1).to(dtype)
@@ -264,7 +377,7 @@ def store_statistics(
     log2_sum = tl.log2(closed.divisor)
     entropy = tl.maximum((log2_sum - sums.weighted / closed.divisor) * LN2, 0.0)
     key_max = sums.row_max
-    if SINK:
+    if APART:
         key_max = sums.key_max
     top_p = tl.exp2(key_max - sums.row_max) / closed.divisor
     first_p = tl.exp2(first - sums.row_max) / closed.divisor

@@ -11,6 +11,8 @@ import triton.language as tl
 
 from scaledot.backends.cuda.arguments import Call
 
+NO = tl.constexpr(False)
+
 
 class Sequence(NamedTuple):
     """Rows [row, row_end) see keys of [key, key_end); the diagonal passes (i, i + diagonal)."""
@@ -141,8 +143,19 @@ def row_bounds(rows, seq, window):
 
 
 @triton.jit
-def key_tiles(row, row_end, seq, window, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """The tiles of keys that the rows [row, row_end) may see. MASKED: every tile hides some."""
+def key_tiles(
+    row,
+    row_end,
+    seq,
+    window,
+    MASKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE_AFTER: tl.constexpr = NO,
+):
+    """The tiles of keys that the rows [row, row_end) may see. MASKED: every tile hides some.
+
+    ONE_AFTER: a row that sees a key sees one past the tiles that hide nothing.
+    """
     low, high = row_bounds(row, seq, window)
     last_low, end = row_bounds(row_end - 1, seq, window)
     begin = seq.key + (low - seq.key) // BLOCK * BLOCK
@@ -152,6 +165,8 @@ def key_tiles(row, row_end, seq, window, MASKED: tl.constexpr, BLOCK: tl.constex
         full_end = begin
     else:
         full = begin + tl.cdiv(last_low - begin, BLOCK) * BLOCK
+        if ONE_AFTER:
+            high -= 1
         full_end = begin + tl.maximum(high - begin, 0) // BLOCK * BLOCK
         full_end = tl.maximum(full, full_end)
     return Tiles(begin, full, full_end, end)

@@ -14,28 +14,23 @@ both made of exact products of 16-bit numbers:
 so no row is multiplied with C (moments.py must do that, where rows see unequally many keys). Three
 launches, none of which waits for the host:
 
-    measure keys    mean and scatter matrix of each chunk of keys
+    measure keys    mean and scatter matrix of each chunk of keys (gram.py)
     merge chunks    those of all keys of a head, by Chan's rule
     measure rows    the mean of each row; S of a chunk of rows, whose trace with C they share
 
-Keys are centred before they are multiplied, so a large common part of them, which moves no
-probability, costs no digits. A matrix wider than 128 would not fit into a program's registers; as
-it is symmetric, three of its quarters are enough, and the one off the diagonal counts twice.
-
-The loops read the next tokens while the last ones are multiplied, and are written that way by hand:
-Triton multiplies a tile from shared memory where it comes from the round before, but carries the
-transpose of one that was just computed through registers.
+The quarter of a wide matrix that lies off its diagonal counts twice.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from scaledot.backends.cuda.arguments import padded, strides
+from scaledot.backends.cuda import gram
+from scaledot.backends.cuda.arguments import strides
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES, ROW_PLANES
 from scaledot.backends.inputs import Inputs
@@ -43,54 +38,40 @@ from scaledot.problem import Settings
 
 MEAN, M2 = (tl.constexpr(ROW_PLANES.index(name)) for name in ("mean", "m2"))
 MULTIPROCESSORS = 132  # of an H200
-WIDEST_PART = 128  # of a matrix
 # Tokens of one program. Tensor cores cut their sums off instead of rounding them, so long sums
 # drift; short ones leave more matrices to write.
 LONGEST, SHORTEST = 1024, 256
-FARTHEST_HALF = tl.constexpr(8192.0)  # a centre of float16 keys; they end at 65504
 MERGED = 16  # chunks at a time
-MERGED_ENTRIES = 512  # of each of their matrices
+MERGED_ENTRIES = 8192  # of their matrices together
+ROWS = 64  # that a product of a warpgroup has
+# Two tiles of rows are on their way, and before each of them which of its rows count.
+STAGES = 5
+HALF_UNIT = tl.constexpr(16384.0)  # what float16 numbers are scaled to, of 65504
 
 
-class Plan(NamedTuple):
-    """How programs are built for a width."""
-
-    tokens: int  # at a time
-    warps: int
-    programs: int  # that a multiprocessor holds at once
-    most: dict[str, int]  # registers, so that it does
-    width: int  # a power of two
-    part: int  # rows and columns of a matrix, or of a quarter of it
-    parts: int  # of a matrix that are computed
-
-
-def plan_for(width: int) -> Plan:
-    """By what the registers hold (compiled for sm_90: next to nothing is spilled in the loops)."""
-    wide = padded(width)
-    if wide <= 64:
-        return Plan(64, 4, 4, {}, wide, wide, 1)
-    if wide <= WIDEST_PART:
-        return Plan(64, 8, 2, {"maxnreg": 128}, wide, wide, 1)
-    return Plan(32, 8, 1, {}, wide, WIDEST_PART, 3)
-
-
-def add_all(statistics: Tensor, inputs: Inputs, settings: Settings, launches: Once = ONCE) -> None:
+def add_all(
+    statistics: Tensor, inputs: Inputs, settings: Settings, launches: Once = ONCE
+) -> Tensor:
     """Fills the planes mean and m2 of statistics [PLANES, B, H, Q], the others of which are there.
 
     m2 is right as a sum over the rows of a head that count: each has an even share of its chunk's.
+    Returns sums of the squares of the keys, equally many for each head, as `summary.fill` takes.
     """
     query, key = inputs.query, inputs.key
     assert statistics.is_contiguous()
     assert statistics.shape == (PLANES, *query.shape[:3])
     assert query.dtype in (torch.bfloat16, torch.float16)
-    assert query.shape[-1] <= 2 * WIDEST_PART
+    assert query.shape[-1] <= 2 * gram.WIDEST_PART
     hidden_by = inputs.key_lengths, inputs.cu_seqlens_q, settings.left, settings.right
     assert all(each is None for each in hidden_by)
-    plan = plan_for(query.shape[-1])
-    scatter, mean_key = _measure_all_keys(key, plan, launches)
+    plan = gram.plan_for(query.shape[-1])
+    keys_chunk = _chunk(key.shape[0] * key.shape[1], key.shape[2], plan)
+    grams = gram.measure(key, plan, keys_chunk, launches)
+    scatter, mean_key = _merge(grams, key, plan, keys_chunk, launches)
     batch, heads, queries = query.shape[:3]
     chunk = _chunk(batch * heads, queries, plan)
     chunks = -(-queries // chunk)
+    in_steps = gram.strides_in_steps("q", query, "bhnd")
     arguments: dict[str, Any] = {
         "statistics_ptr": statistics,
         "query_ptr": query,
@@ -104,195 +85,55 @@ def add_all(statistics: Tensor, inputs: Inputs, settings: Settings, launches: On
         "queries": queries,
         "chunk": chunk,
         "chunks": chunks,
-        **_strides_in_steps("q", query, "bhnd"),
+        **in_steps,
         **strides("scale_", inputs.head_scale, "bh"),
         "WIDTH": plan.width,
         "PART": plan.part,
-        "TOKENS": plan.tokens,
+        "TOKENS": ROWS,
+        "STAGES": gram.stages_for(STAGES, query, in_steps),
     }
     programs = batch * heads * chunks
     options = {"num_warps": plan.warps, "num_stages": 1, **plan.most}
     launches.launch(_measure_rows, programs, query, arguments, **options)
+    return grams.squares
 
 
-def _measure_all_keys(key: Tensor, plan: Plan, launches: Once) -> tuple[Tensor, Tensor]:
+def _merge(
+    grams: gram.Grams, key: Tensor, plan: gram.Plan, chunk: int, launches: Once
+) -> tuple[Tensor, Tensor]:
     """Scatter matrix and mean of the keys of each head."""
     batch, groups, keys = key.shape[:3]
     heads = batch * groups
-    chunk = _chunk(heads, keys, plan)
     chunks = -(-keys // chunk)
-    matrix = plan.parts * plan.part * plan.part
-    matrices = launches.room(key, heads * chunks * matrix, torch.float32)
-    means = launches.room(key, heads * chunks * plan.width, torch.float32)
-    scatter = launches.room(key, heads * matrix, torch.float32)
+    scatter = launches.room(key, heads * plan.parts * plan.part * plan.part, torch.float32)
     mean_key = launches.room(key, heads * plan.width, torch.float32)
-    sizes = {"keys": keys, "chunk": chunk, "chunks": chunks}
-    sizes |= {"WIDTH": plan.width, "PART": plan.part}
-    measured: dict[str, Any] = {
-        "key_ptr": key,
-        "matrices_ptr": matrices,
-        "means_ptr": means,
-        "groups": groups,
-        **_strides_in_steps("k", key, "bhnd"),
-        **sizes,
-        "TOKENS": plan.tokens,
-        "LANES": min(32 * plan.warps * 8 // plan.part, plan.tokens),
-    }
-    options = {"num_warps": plan.warps, "num_stages": 1, **plan.most}
-    launches.launch(_measure_keys, heads * chunks, key, measured, **options)
-    rows = min(MERGED_ENTRIES // plan.part, plan.part)
-    merged: dict[str, Any] = {
-        "matrices_ptr": matrices,
-        "means_ptr": means,
+    at_a_time = min(1 << (chunks - 1).bit_length(), MERGED)
+    rows = min(MERGED_ENTRIES // (at_a_time * plan.part), plan.part)
+    arguments: dict[str, Any] = {
+        "matrices_ptr": grams.matrices,
+        "means_ptr": grams.means,
         "scatter_ptr": scatter,
         "mean_key_ptr": mean_key,
-        **sizes,
+        "keys": keys,
+        "chunk": chunk,
+        "chunks": chunks,
+        "WIDTH": plan.width,
+        "PART": plan.part,
         "ROWS": rows,
-        "CHUNKS": MERGED,
+        "CHUNKS": at_a_time,
     }
     programs = heads * plan.parts * plan.part // rows
-    launches.launch(_merge_chunks, programs, key, merged, num_warps=4)
+    launches.launch(_merge_chunks, programs, key, arguments, num_warps=4)
     return scatter, mean_key
 
 
-def _chunk(heads: int, tokens: int, plan: Plan) -> int:
+def _chunk(heads: int, tokens: int, plan: gram.Plan) -> int:
     """Tokens of a program: fewer where the multiprocessors would hold twice as many programs."""
     chunk = LONGEST
     held = MULTIPROCESSORS * plan.programs
     while chunk > SHORTEST and heads * -(-tokens // (chunk // 2)) <= held:
         chunk //= 2
     return chunk
-
-
-def _strides_in_steps(name: str, tensor: Tensor, letters: str) -> dict[str, int]:
-    """Strides and width in STEPs of 8 numbers where they allow that: then 16 bytes are read at
-    once, even if Triton cannot see that a stride is a multiple of 16."""
-    named = strides(name, tensor, letters)
-    *outer, inner = named
-    lengths = {each: named[each] for each in outer} | {"width": tensor.shape[-1]}
-    step = 8 if named[inner] == 1 and not any(n % 8 for n in lengths.values()) else 1
-    return {each: n // step for each, n in lengths.items()} | {inner: named[inner], "STEP": step}
-
-
-@triton.jit
-def _measure_keys(
-    key_ptr,
-    matrices_ptr,
-    means_ptr,
-    groups,
-    stride_kb,
-    stride_kh,
-    stride_kn,
-    stride_kd,
-    width,
-    keys,
-    chunk,
-    chunks,
-    STEP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    TOKENS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """One program a chunk. x and y are the left and the right half of what is wider than PART."""
-    place = tl.program_id(0).to(tl.int64)
-    head, index = place // chunks, (place % chunks).to(tl.int32)
-    keys_ptr = key_ptr + ((head // groups) * stride_kb + (head % groups) * stride_kh) * STEP
-    start = index * chunk
-    stop = tl.minimum(start + chunk, keys)
-    d = tl.arange(0, PART)
-    n = start + tl.arange(0, TOKENS)
-    step = (stride_kn, stride_kd)
-    x, x_centre, x_sums, x_lost = _first_keys(keys_ptr, n, n < stop, d, width, step, STEP, LANES)
-    xx = tl.zeros([PART, PART], tl.float32)
-    e, y, y_centre, y_sums, y_lost = PART + d, x, x_centre, x_sums, x_lost
-    xy, yy = xx, xx
-    if WIDTH > PART:
-        right = _first_keys(keys_ptr, n, n < stop, e, width, step, STEP, LANES)
-        y, y_centre, y_sums, y_lost = right
-    for at in range(start + TOKENS, stop + TOKENS, TOKENS):
-        n = at + tl.arange(0, TOKENS)
-        # A key that is not there lies at the centre.
-        other = x_centre.to(x.dtype)[None, :]
-        raw_x = _load(keys_ptr, n, n < stop, d, width, step, STEP, other)
-        raw_y = raw_x
-        if WIDTH > PART:
-            other = y_centre.to(y.dtype)[None, :]
-            raw_y = _load(keys_ptr, n, n < stop, e, width, step, STEP, other)
-        xx = tl.dot(tl.trans(x), x, xx)
-        if WIDTH > PART:
-            xy = tl.dot(tl.trans(x), y, xy)
-            yy = tl.dot(tl.trans(y), y, yy)
-            off = raw_y.to(tl.float32) - y_centre[None, :]
-            y = off.to(raw_y.dtype)
-            y_sums += by_lane(off, LANES)
-            y_lost += by_lane(off - y.to(tl.float32), LANES)
-        off = raw_x.to(tl.float32) - x_centre[None, :]
-        x = off.to(raw_x.dtype)
-        x_sums += by_lane(off, LANES)
-        x_lost += by_lane(off - x.to(tl.float32), LANES)
-
-    # About the mean of the chunk itself: of the numbers that were multiplied, rounded as they were.
-    number = (stop - start).to(tl.float32)
-    x_sum = tl.sum(x_sums, 0)
-    x_mean = x_centre + x_sum / number
-    x_sum -= tl.sum(x_lost, 0)
-    x_shift = x_sum / number
-    matrix_ptr = matrices_ptr + place * ((2 * (WIDTH // PART) - 1) * PART * PART)
-    entries = d[:, None] * PART + d[None, :]
-    tl.store(matrix_ptr + entries, xx - x_sum[:, None] * x_shift[None, :])
-    tl.store(means_ptr + place * WIDTH + d, x_mean)
-    if WIDTH > PART:
-        y_sum = tl.sum(y_sums, 0)
-        y_mean = y_centre + y_sum / number
-        y_sum -= tl.sum(y_lost, 0)
-        y_shift = y_sum / number
-        matrix_ptr += PART * PART
-        tl.store(matrix_ptr + entries, xy - x_sum[:, None] * y_shift[None, :])
-        matrix_ptr += PART * PART
-        tl.store(matrix_ptr + entries, yy - y_sum[:, None] * y_shift[None, :])
-        tl.store(means_ptr + place * WIDTH + e, y_mean)
-
-
-@triton.jit
-def _first_keys(keys_ptr, n, inside, d, width, step, STEP: tl.constexpr, LANES: tl.constexpr):
-    """Keys [TOKENS, PART] counted from a centre [PART]; by lane their sums, and what they lost."""
-    raw = _load(keys_ptr, n, inside, d, width, step, STEP, 0.0)
-    centre = centre_of(raw, inside)
-    off = tl.where(inside[:, None], raw.to(tl.float32) - centre[None, :], 0.0)
-    kept = off.to(raw.dtype)
-    return kept, centre, by_lane(off, LANES), by_lane(off - kept.to(tl.float32), LANES)
-
-
-@triton.jit
-def centre_of(keys, inside):
-    """[PART]: from where keys [TOKENS, PART] are counted, zeros where they are not `inside`.
-
-    Their mean where all keys lie on one side of zero, rounded like them, so that what is left of a
-    key has as few bits as the key (or is rounded, if it lies far from the others). Elsewhere zero,
-    and in float16 where what is left might be too large.
-    """
-    values = keys.to(tl.float32)
-    present = tl.sum(inside.to(tl.float32), 0)
-    mean = tl.sum(values, 0) / present
-    apart = tl.sum(tl.where(inside[:, None], tl.abs(values - mean[None, :]), 0.0), 0) / present
-    centre = tl.where(tl.abs(mean) > 4.0 * apart, mean, 0.0)
-    if keys.dtype == tl.float16:
-        centre = tl.where(tl.abs(centre) > FARTHEST_HALF, 0.0, centre)
-    return centre.to(keys.dtype).to(tl.float32)
-
-
-@triton.jit
-def _load(tokens_ptr, n, mask, d, width, step, STEP: tl.constexpr, other):
-    """[TOKENS, PART]: entries d of the tokens n, or `other` where the mask [TOKENS] is not set."""
-    at = tokens_ptr + (n.to(tl.int64) * step[0])[:, None] * STEP + d[None, :] * step[1]
-    return tl.load(at, mask=mask[:, None] & (d < width * STEP)[None, :], other=other)
-
-
-@triton.jit
-def by_lane(off, LANES: tl.constexpr):
-    """[TOKENS, PART] to [LANES, PART]: what is summed is in one thread, so nothing is exchanged."""
-    return tl.sum(tl.reshape(off, [off.shape[0] // LANES, LANES, off.shape[1]]), 0)
 
 
 @triton.jit
@@ -373,8 +214,10 @@ def _measure_rows(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program a chunk. Rows that do not count, perhaps NaN, are not read but taken as zeros."""
+    WIDE: tl.constexpr = WIDTH > PART
     program = tl.program_id(0).to(tl.int64)
     head, index = program // chunks, (program % chunks).to(tl.int32)
     entry, own = head // heads, head % heads
@@ -389,45 +232,43 @@ def _measure_rows(
     start = index * chunk
     stop = tl.minimum(start + chunk, queries)
     d = tl.arange(0, PART)
-    row = start + tl.arange(0, TOKENS)
-    counted = _counts(row_max_ptr, row, stop)
-    soon_counted = _counts(row_max_ptr, row + TOKENS, stop)
+    e = PART + d
     step = (stride_qn, stride_qd)
-    x = _load(rows_ptr, row, counted, d, width, step, STEP, 0.0)
-    x_mean_key = tl.load(mean_key_ptr + key_head * WIDTH + d) * factor
-    mean = _products(x, x_mean_key)
+    kind: tl.constexpr = query_ptr.dtype.element_ty
+    x_mean_key = tl.load(mean_key_ptr + key_head * WIDTH + d)
+    y_mean_key = x_mean_key
+    if WIDE:
+        y_mean_key = tl.load(mean_key_ptr + key_head * WIDTH + e)
+    unit, back = factor, 1.0
+    if kind == tl.float16:  # whose small numbers have few bits
+        largest = tl.max(tl.maximum(tl.abs(x_mean_key), tl.abs(y_mean_key)), 0)
+        unit = HALF_UNIT / tl.where(largest > 0.0, largest, 1.0)
+        back = factor / unit
+    x_mean_key = gram.in_columns(x_mean_key * unit, kind)
+    y_mean_key = gram.in_columns(y_mean_key * unit, kind)
     xx = tl.zeros([PART, PART], tl.float32)
-    e, y, y_mean_key = PART + d, x, x_mean_key
     xy, yy = xx, xx
-    if WIDTH > PART:
-        y = _load(rows_ptr, row, counted, e, width, step, STEP, 0.0)
-        y_mean_key = tl.load(mean_key_ptr + key_head * WIDTH + e) * factor
-        mean += _products(y, y_mean_key)
-    tl.store(means_ptr + row, mean, mask=row < stop)
-    number = counted.to(tl.int32)
-    for at in range(start + TOKENS, stop + TOKENS, TOKENS):
+    number = tl.zeros([TOKENS], tl.int32)
+    # Of x and y nothing but products is taken, the row's mean too: what is read ahead and also used
+    # otherwise, Triton 3.6 overwrites while products that nobody waits for still read it.
+    for at in tl.range(start, stop, TOKENS, num_stages=STAGES):
         row = at + tl.arange(0, TOKENS)
-        # Known before the rows are asked for: a step ahead of them.
-        counted, soon_counted = soon_counted, _counts(row_max_ptr, row + TOKENS, stop)
-        next_x = _load(rows_ptr, row, counted, d, width, step, STEP, 0.0)
-        next_y = next_x
-        if WIDTH > PART:
-            next_y = _load(rows_ptr, row, counted, e, width, step, STEP, 0.0)
+        counted = _counts(row_max_ptr, row, stop)
+        number += counted.to(tl.int32)
+        x = gram.load_tokens(rows_ptr, row, counted, d, width, step, STEP)
+        means = tl.dot(x, x_mean_key)
         xx = tl.dot(tl.trans(x), x, xx)
-        mean = _products(next_x, x_mean_key)
-        if WIDTH > PART:
+        if WIDE:
+            y = gram.load_tokens(rows_ptr, row, counted, e, width, step, STEP)
+            means = tl.dot(y, y_mean_key, means)
             xy = tl.dot(tl.trans(x), y, xy)
             yy = tl.dot(tl.trans(y), y, yy)
-            mean += _products(next_y, y_mean_key)
-            y = next_y
-        tl.store(means_ptr + row, mean, mask=row < stop)
-        number += counted.to(tl.int32)
-        x = next_x
+        tl.store(means_ptr + row, tl.sum(means, 1) * back, mask=row < stop)
 
     matrix_ptr = scatter_ptr + key_head * ((2 * (WIDTH // PART) - 1) * PART * PART)
     entries = d[:, None] * PART + d[None, :]
     trace = tl.sum(xx * tl.load(matrix_ptr + entries))
-    if WIDTH > PART:
+    if WIDE:
         matrix_ptr += PART * PART
         trace += tl.sum(xy * tl.load(matrix_ptr + entries))
         matrix_ptr += PART * PART
@@ -445,9 +286,3 @@ def _counts(row_max_ptr, row, stop):
     """Which rows enter the vitals: those whose logits are finite, as each sees a key."""
     row_max = tl.load(row_max_ptr + row, mask=row < stop, other=float("inf"))
     return tl.abs(row_max) < float("inf")
-
-
-@triton.jit
-def _products(x, mean_key):
-    """[TOKENS]: each row of x [TOKENS, PART] times the mean key."""
-    return tl.sum(x.to(tl.float32) * mean_key[None, :], 1)

@@ -44,7 +44,8 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
     if plan.STATISTICS:
         w = gl.convert_layout(gl.sum(sums.w, 1), layout)
         p2 = gl.convert_layout(gl.sum(sums.p2, 1), layout)
-        top = gl.convert_layout(gl.max(sums.m, 1), layout) * scale_of(call)
+        top_share = gl.convert_layout(gl.max(sums.top, 1), layout)
+        top = pivot + gl.log2(top_share)
         broken = (w != w) | (l != l)
         # -sum p log2 p, every term counted from the lse
         entropy = share * (l * (lse - pivot) - w)
@@ -64,8 +65,7 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
         gl.store(at + plane, of_row(lse * LN2, -INFINITY, blind, broken), mask=inside)
         entropy = gl.maximum(entropy * LN2, 0.0)
         gl.store(at + 2 * plane, of_row(entropy, 0.0, blind, broken), mask=inside)
-        top_p = gl.exp2(top - lse)
-        gl.store(at + 3 * plane, of_row(top_p, 0.0, blind, broken), mask=inside)
+        gl.store(at + 3 * plane, of_row(top_share * share, 0.0, blind, broken), mask=inside)
         gl.store(at + 4 * plane, of_row(squares, 0.0, blind, broken), mask=inside)
         gl.store(at + 5 * plane, of_row(first_p, 0.0, blind, broken), mask=inside)
         gl.store(at + 6 * plane, n, mask=inside)
@@ -114,6 +114,19 @@ def store_squares(call, tile, q, WHO: gl.constexpr):
 @gluon.constexpr_function
 def sixteen_bytes_a_thread(width):
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
+    """[64]: 1 where a row has left its pivot so far behind that something is not finite."""
+    layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
+    low, high = call.reach(tile, row)
+    # Each is 0 times a number, or NaN.
+    tell = gl.sum((sums.l + sums.w + sums.p2) * 0.0, 1)
+    tell = gl.convert_layout(tell, layout) + gl.sum(acc * 0.0, 1)
+    counts = (row < tile.queries) & (low < high)
+    return gl.where(counts & (tell != 0.0), 1, 0)
 
 
 @gluon.jit

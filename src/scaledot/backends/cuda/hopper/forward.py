@@ -63,9 +63,11 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
     )
     if floats is not None and counts is not None:
         # After the long kernel: while it runs, the short ones are queued.
+        rows, squares, key_squares = passed.rows, passed.squares, None
         if summed == "none":
-            whole_moments.add_all(passed.rows, inputs, settings, recording)
+            key_squares = whole_moments.add_all(rows, inputs, settings, recording)
         elif summed == "edges":
-            moments.add_blocks(passed.rows, inputs, settings, block, passed.tile_rows, recording)
-        summary.fill(floats, counts, passed.rows, inputs, passed.squares, recording)
+            tile_rows = passed.tile_rows
+            key_squares = moments.add_blocks(rows, inputs, settings, block, tile_rows, recording)
+        summary.fill(floats, counts, rows, inputs, squares, recording, key_squares)
     recording.keep()

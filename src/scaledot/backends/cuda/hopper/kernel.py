@@ -12,14 +12,25 @@ tile of keys j,
 S_j, so a warpgroup asks the tensor cores for two products in a row and then leaves them to the
 other warpgroups while it computes exponentials. The same source gives the kernel without
 statistics, the one with them, and the one for scores alone.
+
+Full tiles are computed without looking for the largest score. Tiles of rows for which that did not
+do are done once more at the end, carefully: a tile of keys then never counts as full.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from scaledot.backends.cuda.hopper.finish import finish, store_squares
-from scaledot.backends.cuda.hopper.pipeline import new_pipe, pass_turn, produce
+from scaledot.backends.cuda.hopper.finish import finish, outgrown, store_squares
+from scaledot.backends.cuda.hopper.pipeline import (
+    agreed,
+    either,
+    in_round,
+    new_pipe,
+    one_per_thread,
+    pass_turn,
+    produce,
+)
 from scaledot.backends.cuda.hopper.schedule import Call, Plan
 from scaledot.backends.cuda.hopper.walk import Rows, attend_keys, measure_keys, row_factor
 
@@ -36,23 +47,34 @@ def consume(call, pipe, WHO: gl.constexpr):
         pass_turn(WHO, plan)  # the first goes first
     step = 0
     turn = 0
-    for round in range(call.rounds()):
-        entry, block, there = call.place(round)
-        if there:
-            tile = call.tile(entry, block)
-            low, high = call.reach(tile, tile.row + WHO * 64 + gl.arange(0, 64, row_layout))
-            factor = row_factor(call, tile, high - low)
-            rows = Rows(call, pipe, q, low, high, factor, columns, zero)
-            mbarrier.wait(pipe.q_full.index(0), turn & 1)
-            if plan.SQUARES:
-                store_squares(call, tile, q, WHO)
-            if plan.VALUES:
-                sums, acc, step = attend_keys(rows, tile, step, WHO)
+    careful = 0
+    missed = -1  # rounds, a bit each, whose rows are still to be done: at first all
+    outgrew = gl.zeros([64], gl.int32, row_layout)
+    while missed != 0:
+        for round in range(call.rounds()):
+            entry, block, there = call.place(round)
+            if there and in_round(missed, round):
+                tile = call.tile(entry, block, careful)
+                low, high = call.reach(tile, tile.row + WHO * 64 + gl.arange(0, 64, row_layout))
+                factor = row_factor(call, tile, high - low)
+                rows = Rows(call, pipe, q, low, high, factor, columns, zero)
+                mbarrier.wait(pipe.q_full.index(0), turn & 1)
+                if plan.SQUARES:
+                    store_squares(call, tile, q, WHO)
+                if plan.VALUES:
+                    sums, acc, step = attend_keys(rows, tile, step, WHO)
+                else:
+                    sums, step = measure_keys(rows, tile, step, WHO)
+                    acc = zero
                 finish(call, tile, sums, acc, WHO)
-            else:
-                sums, step = measure_keys(rows, tile, step, WHO)
-                finish(call, tile, sums, zero, WHO)
-            turn += 1
+                if plan.STEADY:
+                    rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, WHO), row_layout)
+                    outgrew = outgrew | (rows_out << (round & 31))
+                turn += 1
+        missed = 0
+        if plan.STEADY and careful == 0:
+            missed = agreed(one_per_thread() + gl.reduce(outgrew, 0, either), plan)
+        careful += 1
 
 
 @gluon.jit
@@ -132,7 +154,6 @@ def attend(
     TURNS: gl.constexpr,
     EARLY: gl.constexpr,
     QUARTERS: gl.constexpr,
-    LAZY: gl.constexpr,
     VALUES: gl.constexpr,
     STATISTICS: gl.constexpr,
     MOMENTS: gl.constexpr,
@@ -155,7 +176,6 @@ def attend(
         TURNS,
         EARLY,
         QUARTERS,
-        LAZY,
         VALUES,
         STATISTICS,
         MOMENTS,

@@ -31,7 +31,6 @@ class Config(NamedTuple):
     turns: bool = False
     early: bool = False
     quarters: bool = False
-    lazy: bool = False
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
@@ -40,21 +39,19 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
     """
+    quarters = moments in ("none", "edges")
     if not values:
-        if moments == "none" and width <= 128:
-            return Config(128, 2, 3, quarters=width > 64)
-        lazy = width > 64 or not causal
-        return Config(128, 2, 2, quarters=lazy and moments != "all", lazy=lazy)
+        three = quarters and (width == 128 or (width < 128 and not causal))
+        return Config(128, 2, 3 if three else 2, quarters=quarters)
     if width > 128:
-        return Config(64, 2, 2, early=True, lazy=moments != "all")
+        return Config(64, 2, 2)
     if width > 64:
-        if moments is None:
-            return Config(128, 2, 2)
-        return Config(128, 2, 2, True, True, moments != "all", lazy=True)
-    if moments is None and not (causal and keys < 8192):
-        return Config(128, 2, 3)
-    consumers = 3 if moments == "none" else 2
-    return Config(128, 2, consumers, True, True, moments != "all", lazy=True)
+        return Config(128, 2, 2, turns=True, early=moments == "all", quarters=quarters)
+    if moments is None:
+        short = causal and keys < 8192
+        return Config(128, 2, 2 if short else 3, turns=True, early=short)
+    three = moments == "none" and keys >= 8192
+    return Config(128, 2, 3 if three else 2, turns=True, early=True, quarters=quarters)
 
 
 class Passed(NamedTuple):

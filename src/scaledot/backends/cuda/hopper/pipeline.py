@@ -12,7 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
 FIRST_TURN = 5  # one number a consumer
-FIRST_STAGE = gl.constexpr(8)  # one a stage of keys, then one a stage of values: up to 15
+FIRST_STAGE = gl.constexpr(8)  # one a stage of keys, then one a stage of values
+AGREEMENT = 15
 
 
 @aggregate
@@ -86,25 +87,71 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
     plan = call.plan
     step = 0  # tiles of keys so far, of all tiles of rows
     turn = 0  # tiles of rows so far
-    for round in range(call.rounds()):
-        entry, block, there = call.place(round)
-        if there:
-            tile = call.tile(entry, block)
-            key_head = tile.head // call.group
-            mbarrier.wait(pipe.q_empty.index(0), (turn & 1) ^ 1)
-            mbarrier.expect(pipe.q_full.index(0), q_desc.block_type.nbytes * plan.CONSUMERS)
-            for part in gl.static_range(plan.CONSUMERS):
-                place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
-                full = pipe.q_full.index(0)
-                tma.async_copy_global_to_shared(q_desc, place, full, pipe.q.index(part))
-            for back in range(tile.stop - tile.start):
-                first = (tile.stop - 1 - back) * plan.KEYS
-                place = [tile.batch, key_head, tile.first_key + first, 0]
-                _fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
-                if plan.VALUES:
-                    _fill(v_desc, place, pipe.v, pipe.v_full, step, FIRST_STAGE + plan.STAGES, plan)
-                step += 1
-            turn += 1
+    careful = 0
+    missed = -1
+    while missed != 0:
+        for round in range(call.rounds()):
+            entry, block, there = call.place(round)
+            if there and in_round(missed, round):
+                tile = call.tile(entry, block, careful)
+                key_head = tile.head // call.group
+                mbarrier.wait(pipe.q_empty.index(0), (turn & 1) ^ 1)
+                mbarrier.expect(pipe.q_full.index(0), q_desc.block_type.nbytes * plan.CONSUMERS)
+                for part in gl.static_range(plan.CONSUMERS):
+                    place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
+                    full = pipe.q_full.index(0)
+                    tma.async_copy_global_to_shared(q_desc, place, full, pipe.q.index(part))
+                for back in range(tile.stop - tile.start):
+                    first = (tile.stop - 1 - back) * plan.KEYS
+                    place = [tile.batch, key_head, tile.first_key + first, 0]
+                    _fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
+                    if plan.VALUES:
+                        number: gl.constexpr = FIRST_STAGE + plan.STAGES
+                        _fill(v_desc, place, pipe.v, pipe.v_full, step, number, plan)
+                    step += 1
+                turn += 1
+        missed = 0
+        if plan.STEADY and careful == 0:
+            layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+            missed = agreed(gl.full([32], 0, gl.int32, layout), plan)
+        careful += 1
+
+
+@gluon.jit
+def in_round(bits, round):
+    """Rounds 32 apart share a bit."""
+    return ((bits >> (round & 31)) & 1) == 1
+
+
+@gluon.jit
+def agreed(bits, plan):
+    """The bits that any thread of the program has set. [threads]; all of them meet here."""
+    any = gl.inline_asm_elementwise(
+        agreement_text(plan.CONSUMERS), "=&r,r", [bits], dtype=gl.int32, is_pure=False, pack=1
+    )
+    return gl.reduce(any, 0, either)
+
+
+@gluon.jit
+def either(a, b):
+    return a | b
+
+
+@gluon.constexpr_function
+def agreement_text(consumers):
+    """First whether there is any bit; as a rule there is none."""
+
+    def meet():
+        return f"bar.red.or.pred any, {AGREEMENT}, {128 * consumers + 32}, mine;"
+
+    bits = ""
+    for i in range(32):
+        bits += f"and.b32 one, $1, {1 << i}; setp.ne.b32 mine, one, 0; {meet()}"
+        bits += f"@any or.b32 $0, $0, {1 << i};"
+    return (
+        "{ .reg .pred mine, any; .reg .b32 one; mov.b32 $0, 0; setp.ne.b32 mine, $1, 0;"
+        f"{meet()} @!any bra.uni DONE; {bits} DONE: }}"
+    )
 
 
 @gluon.jit

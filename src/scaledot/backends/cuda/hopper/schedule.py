@@ -22,7 +22,6 @@ class Plan:
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
     EARLY: gl.constexpr  # P V is awaited before the exponentials, not after
     QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
-    LAZY: gl.constexpr  # pivots move in a branch; only where no product is on its way then
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
     MOMENTS: (
@@ -37,6 +36,8 @@ class Plan:
     SOFTCAP: gl.constexpr
     NARROW: gl.constexpr  # value's width is less than V
     SQUARES: gl.constexpr  # of the query's rows are wanted too
+    STEADY: gl.constexpr  # pivots stay where they are in full tiles
+    LIFT: gl.constexpr  # pivots stand so far above the maxima, in base 2: room to grow
     dtype: gl.constexpr
 
     @gluon.constexpr_function
@@ -50,7 +51,6 @@ class Plan:
         TURNS,
         EARLY,
         QUARTERS,
-        LAZY,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -74,7 +74,6 @@ class Plan:
         self.TURNS = gl.constexpr(TURNS)
         self.EARLY = gl.constexpr(EARLY)
         self.QUARTERS = gl.constexpr(QUARTERS)
-        self.LAZY = gl.constexpr(LAZY)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)
@@ -87,6 +86,9 @@ class Plan:
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.NARROW = gl.constexpr(NARROW)
         self.SQUARES = gl.constexpr(SQUARES)
+        self.STEADY = gl.constexpr(dtype == gl.bfloat16)
+        # Not beside sums of u and u^2, of which a variance has to be left.
+        self.LIFT = gl.constexpr(24.0 if dtype == gl.bfloat16 and MOMENTS == "none" else 0.0)
         self.dtype = gl.constexpr(dtype)
 
 
@@ -106,6 +108,7 @@ class Tile:
     full_start: gl.tensor  # every row sees every key of [full_start, full_stop): "full" tiles
     full_stop: gl.tensor
     stop: gl.tensor
+    careful: gl.tensor  # 1: no tile counts as full, so that pivots may move in all
 
     @gluon.constexpr_function
     def __init__(
@@ -122,6 +125,7 @@ class Tile:
         full_start,
         full_stop,
         stop,
+        careful,
     ):
         self.batch = batch
         self.head = head
@@ -135,6 +139,7 @@ class Tile:
         self.full_start = full_start
         self.full_stop = full_stop
         self.stop = stop
+        self.careful = careful
 
 
 @aggregate
@@ -283,7 +288,7 @@ class Call:
             return index // blocks, index % blocks, index < heads * blocks
 
     @gluon.jit
-    def tile(self, entry, block):
+    def tile(self, entry, block, careful):
         plan = self.plan
         batch = entry // self.heads
         head = entry - batch * self.heads
@@ -326,9 +331,14 @@ class Call:
         start = first // plan.KEYS
         stop = gl.maximum(gl.cdiv(stop, plan.KEYS), start + 1)
         full_start = gl.minimum(gl.maximum(gl.cdiv(full_first, plan.KEYS), start), stop)
+        if plan.STEADY:  # each row has met a key before the first full tile
+            full_stop = gl.maximum(full_stop - 1, 0)
         full_stop = gl.minimum(gl.maximum(full_stop // plan.KEYS, full_start), stop)
         if plan.MOMENTS == "edges":  # only whole blocks of keys
             full_stop = full_stop // self.block * self.block
+        if plan.STEADY and careful != 0:
+            full_start = start
+            full_stop = start
         return Tile(
             batch,
             head,
@@ -342,6 +352,7 @@ class Call:
             full_start,
             full_stop,
             stop,
+            careful + entry * 0,
         )
 
     @gluon.jit

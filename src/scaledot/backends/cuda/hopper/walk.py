@@ -26,7 +26,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     add_tile,
     bend,
     by_row,
-    largest,
+    follow,
     move_pivot,
     no_sums,
     rescale,
@@ -101,18 +101,13 @@ class Rows:
         return visible
 
     @gluon.jit
-    def move(self, m, sums):
-        return move_pivot(m, sums, scale_of(self.call), self.call.plan)
+    def move(self, s, sums):
+        return move_pivot(s, sums, scale_of(self.call), self.call.plan)
 
     @gluon.jit
-    def add(self, s, sums, move, j, MASKED: gl.constexpr):
-        """The sums with key tile j; P in 16 bits."""
+    def follow(self, sums, move, j, MASKED: gl.constexpr):
+        """The sums before key tile j, counted from the pivot to which that tile moves."""
         plan = self.call.plan
-        MOMENTS: gl.constexpr = plan.MOMENTS == "all" or (plan.MOMENTS == "edges" and MASKED)
-        visible = True
-        if MASKED and plan.STATISTICS:
-            # Compared anew: 64 answers from before would not fit into the predicates.
-            visible = self.visible(unknown(self.low), unknown(self.high), j)
         # A quarter of the keys that the row has met: those behind the tile.
         last = (j + 1) * plan.KEYS
         if MASKED:
@@ -122,16 +117,33 @@ class Rows:
             before = by_row((self.high.to(gl.float32) - last.to(gl.float32)) * 0.25, sums.l)
         else:
             before = (self.call.keys - last).to(gl.float32) * 0.25
+        return follow(sums, move, before, plan, sums_moments(plan, MASKED))
+
+    @gluon.jit
+    def add(self, s, sums, j, MASKED: gl.constexpr):
+        """The sums with key tile j; P in 16 bits."""
+        plan = self.call.plan
+        visible = True
+        if MASKED and plan.STATISTICS:
+            # Compared anew: 64 answers from before would not fit into the predicates.
+            visible = self.visible(unknown(self.low), unknown(self.high), j)
         nought = self.call.keys >> 31  # a number of keys has no sign
-        return add_tile(
-            s, sums, move, visible, before, scale_of(self.call), nought, plan, MASKED, MOMENTS
-        )
+        MOMENTS: gl.constexpr = sums_moments(plan, MASKED)
+        return add_tile(s, sums, visible, scale_of(self.call), nought, plan, MASKED, MOMENTS)
 
     @gluon.jit
     def measure(self, s, sums, j, MASKED: gl.constexpr):
         """All of the softmax of key tile j: its sums and P."""
         s = self.seen(s, j, MASKED)
-        return self.add(s, sums, self.move(largest(s, sums, self.call.plan), sums), j, MASKED)
+        if MASKED or not self.call.plan.STEADY:
+            sums = self.follow(sums, self.move(s, sums), j, MASKED)
+        return self.add(s, sums, j, MASKED)
+
+
+@gluon.constexpr_function
+def sums_moments(plan, masked):
+    """Whether moments of a tile of keys are summed in the pass."""
+    return plan.MOMENTS == "all" or (plan.MOMENTS == "edges" and masked)
 
 
 @gluon.jit
@@ -167,7 +179,8 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
         j -= 1
     if plan.MOMENTS == "edges":
         row_layout: gl.constexpr = rows.low.type.layout
-        store_moments(rows.call, tile, sums, row_layout, WHO)
+        if tile.careful == 0:
+            store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
     while j >= tile.full_start:
         sums, _ = rows.measure(rows.scores(step), sums, j, False)
@@ -203,7 +216,8 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
         j -= 1
     if plan.MOMENTS == "edges":
         row_layout: gl.constexpr = rows.low.type.layout
-        store_moments(rows.call, tile, sums, row_layout, WHO)
+        if tile.careful == 0:
+            store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
     while j >= tile.full_start:
         sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
@@ -235,18 +249,18 @@ def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.const
     hand_back_keys(step, plan)
 
     s = rows.seen(s, j, MASKED)
-    m = largest(s, sums, plan)
-    if not plan.LAZY:
-        move = rows.move(m, sums)
-        if not plan.EARLY:
-            sums, fresh = rows.add(s, sums, move, j, MASKED)
+    MOVES: gl.constexpr = MASKED or not plan.STEADY
+    if MOVES:
+        move = rows.move(s, sums)
+        sums = rows.follow(sums, move, j, MASKED)
+    if not plan.EARLY:
+        sums, fresh = rows.add(s, sums, j, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
-    if plan.LAZY:
-        move = rows.move(m, sums)
-    acc = rescale(acc, move, plan)
+    if MOVES:
+        acc = rescale(acc, move)
     if plan.EARLY:
-        sums, fresh = rows.add(s, sums, move, j, MASKED)
+        sums, fresh = rows.add(s, sums, j, MASKED)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
 

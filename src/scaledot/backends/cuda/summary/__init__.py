@@ -5,8 +5,9 @@ The first launch cuts the rows of each head into chunks and leaves a few numbers
 program a head: it merges the chunks in their order, divides, and writes the vitals. Sums are
 float64; no atomics, so the same rows give the same bits.
 
-Where the forward kernel left the squares of the query's rows (`squares`), the query is not read; in
-a head where their sum left float32, the second launch reads its entries after all.
+Where the forward kernel left the squares of the query's rows (`squares`), the query is not read,
+and where the moments' kernels left those of the keys (`key_squares`), neither are the keys; in a
+head where their sum left float32, the second launch reads its entries after all.
 """
 
 import functools
@@ -26,6 +27,9 @@ from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 
 ROWS = 256  # rows that a program measures at a time: two a thread
+# Such tiles of one program: to merge the threads' states takes as long as to read two tiles. But
+# the multiprocessors of an H200 hold so many programs at once.
+ROW_TILES, HELD = (4, 2), 512
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
 TILES = 4  # such tiles of one program: 32 KiB of bfloat16
 MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
@@ -35,14 +39,17 @@ def summarise(
     statistics: Tensor,
     inputs: Inputs,
     squares: Tensor | None = None,
+    key_squares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
 
     statistics [PLANES or more, B, H, Q]: see statistics.py; what follows those planes is not read.
-    squares [B, H, Q]: the sum of squares of each query. E is B, or the number of packed sequences.
+    squares [B, H, Q]: the sum of squares of each query. key_squares: B G n numbers, sums of the
+    squares of some keys of a head, of all its keys together; for keys without lengths that are not
+    packed. E is B, or the number of packed sequences.
     """
     floats, counts = new_vitals(inputs)
-    fill(floats, counts, statistics, inputs, squares)
+    fill(floats, counts, statistics, inputs, squares, key_squares=key_squares)
     return floats, counts
 
 
@@ -67,13 +74,19 @@ def fill(
     inputs: Inputs,
     squares: Tensor | None = None,
     launches: Once = ONCE,
+    key_squares: Tensor | None = None,
 ) -> None:
     """The two launches of `summarise`."""
     query, key, ends_q = inputs.query, inputs.key, inputs.cu_seqlens_q
     assert statistics.is_contiguous()
     assert statistics.shape[0] >= PLANES
     sequences = None if ends_q is None else ends_q.shape[0] - 1
-    cut = _cut(query.shape, key.shape, sequences, squares is None)
+    told = 0  # sums of a head's keys
+    if key_squares is not None:
+        assert ends_q is None
+        assert inputs.key_lengths is None
+        told = key_squares.numel() // (key.shape[0] * key.shape[1])
+    cut = _cut(query.shape, key.shape, sequences, squares is None, told)
     if not cut.head_programs:
         return
     rows = Rows(statistics, squares, cut.plane)
@@ -91,6 +104,8 @@ def fill(
     second: dict[str, Any] = {
         "rows": rows,
         "query": queries,
+        "key": keys,
+        "key_squares_ptr": key_squares,
         "parts": parts,
         "floats_ptr": floats,
         "counts_ptr": counts,
@@ -118,8 +133,8 @@ class Cut(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool) -> Cut:
-    """sequences: packed ones. read: the entries of the query too."""
+def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, told: int) -> Cut:
+    """sequences: packed ones. read: the entries of the query too. told: sums of a head's keys."""
     batch, heads, queries, width = query
     groups, keys = key[1:3]
     entries = batch if sequences is None else sequences
@@ -127,24 +142,29 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool) 
     square_rows = min(max(ENTRIES // width_block, 1), ROWS)
     sharing = sequences or 1  # one batch entry
     row_chunks = _chunks(queries, ROWS, sharing)
+    for tiles in ROW_TILES:
+        fewer = _chunks(queries, ROWS * tiles, sharing)
+        if entries * heads * fewer >= HELD:
+            row_chunks = fewer
+            break
     query_chunks = _chunks(queries, square_rows * TILES, sharing) if read else 0
     key_chunks = _chunks(keys, square_rows * TILES, sharing)
     row_programs = entries * heads * row_chunks
     query_programs = entries * heads * query_chunks
-    key_programs = entries * groups * key_chunks
+    key_programs = 0 if told else entries * groups * key_chunks
     return Cut(
         chunk_programs=row_programs + query_programs + key_programs,
         head_programs=entries * heads,
         plane=batch * heads * queries,
         numbers=row_programs * FIELDS.value + 2 * (query_programs + key_programs),
-        parts=(row_chunks, query_chunks, key_chunks, row_programs, query_programs),
+        parts=(row_chunks, query_chunks, told or key_chunks, row_programs, query_programs),
         for_chunks={"ROWS": ROWS, "SQUARE_ROWS": square_rows, "WIDTH": width_block},
         for_heads={
             "heads_of_all": entries * heads,
             "repeats": heads // max(groups, 1),
             "ROW_CHUNKS": _power_of_two(row_chunks),
             "QUERY_CHUNKS": _power_of_two(query_chunks),
-            "KEY_CHUNKS": _power_of_two(key_chunks),
+            "KEY_CHUNKS": _power_of_two(told or key_chunks),
             "SQUARE_ROWS": max(square_rows // 4, 1),
             "WIDTH": width_block,
         },

@@ -48,6 +48,8 @@ assert Counts._fields == COUNT_FIELDS
 def heads_kernel(
     rows,
     query,
+    key,
+    key_squares_ptr,
     parts,
     floats_ptr,
     counts_ptr,
@@ -76,7 +78,20 @@ def heads_kernel(
                 query, rows, entry, h, chunk, 1, True, SQUARE_ROWS, WIDTH
             )
     pairs_ptr += parts.query_programs * tl.cast(2, tl.int64)
-    k_total, k_number = _sum_pairs(pairs_ptr, place // repeats, parts.key_chunks, KEY_CHUNKS)
+    key_head = place // repeats
+    if key_squares_ptr is None:
+        k_total, k_number = _sum_pairs(pairs_ptr, key_head, parts.key_chunks, KEY_CHUNKS)
+    else:
+        offs_chunk = tl.arange(0, KEY_CHUNKS)
+        squares_ptr = key_squares_ptr + key_head * parts.key_chunks + offs_chunk
+        told = tl.load(squares_ptr, offs_chunk < parts.key_chunks, other=0.0)
+        k_total = tl.sum(told.to(tl.float64), 0)
+        k_number = tl.cast(key.tokens, tl.float64) * key.width
+        if not trusted(k_total):
+            entry, group, chunk = place_of(key_head, key.heads, 1)
+            k_total, k_number = sum_squares(
+                key, rows, entry, group, chunk, 1, False, SQUARE_ROWS, WIDTH
+            )
 
     divisor = tl.maximum(head.rows, 1.0)
     floats = Floats(

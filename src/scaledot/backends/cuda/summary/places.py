@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     ptr: Any
     row_chunks: Any  # of one head
     query_chunks: Any  # 0: nothing of the query
-    key_chunks: Any
+    key_chunks: Any  # or sums that another launch left
     row_programs: Any  # chunks of all heads
     query_programs: Any
 

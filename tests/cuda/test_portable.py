@@ -1,0 +1,113 @@
+"""Which calls of the portable backend take the moments of their logits from Gram matrices."""
+
+import pytest
+import torch
+
+import scaledot
+from scaledot.backends.cuda import portable, whole_moments
+
+QUERIES, KEYS, WIDTH = 37, 83, 24
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def _short_calls_count_as_long(monkeypatch):
+    monkeypatch.setattr(portable, "GRAM_FROM_KEYS", dict.fromkeys((64, 128, 256), (KEYS, KEYS + 1)))
+    monkeypatch.setattr(portable, "GRAM_FROM_QUERIES", QUERIES)
+
+
+@pytest.fixture
+def made_of_matrices(monkeypatch):
+    """A list with an entry for each call whose moments come from matrices."""
+    calls = []
+
+    def add_all(*arguments):
+        calls.append(arguments)
+        return original(*arguments)
+
+    original = whole_moments.add_all
+    monkeypatch.setattr(whole_moments, "add_all", add_all)
+    return calls
+
+
+def draw(device, dtype=BFLOAT16, queries=QUERIES, keys=KEYS, width=WIDTH):
+    query = torch.randn(1, 2, queries, width, device=device, dtype=dtype)
+    key, value = (torch.randn(1, 1, keys, width, device=device, dtype=dtype) for _ in range(2))
+    return query, key + 2.0, value
+
+
+def on(device, words):
+    return {name: x.to(device) if torch.is_tensor(x) else x for name, x in words.items()}
+
+
+def measure(tensors, **words):
+    return scaledot.attention_with_vitals(*tensors, backend="triton", enable_gqa=True, **words)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        (BFLOAT16, {}),
+        (BFLOAT16, {"sinks": torch.tensor([0.5, 3.0])}),
+        (FLOAT16, {"scale": "log_n"}),
+        (BFLOAT16, {"dropout_p": 0.5}),
+    ],
+    ids=str,
+)
+def test_they_are_those_of_the_pass(device, dtype, words, made_of_matrices, monkeypatch):
+    words = on(device, words)
+    query, key, value = draw(device, dtype)
+    query = torch.stack([query, query], -1)[..., 0]  # rows that a program cannot read as they lie
+    torch.manual_seed(3)
+    out, found = measure((query, key, value), **words)
+    assert len(made_of_matrices) == 1
+    monkeypatch.setattr(portable, "GRAM_FROM_QUERIES", QUERIES + 1)
+    torch.manual_seed(3)
+    same, summed = measure((query, key, value), **words)
+    assert len(made_of_matrices) == 1
+    torch.testing.assert_close(out, same)
+    for name in ("logit_mean", "logit_std", "row_std", "entropy", "max_logit", "top_p", "sum_p2"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(summed, name), rtol=2e-4, atol=2e-5, msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"is_causal": True},
+        {"window": (50, None)},
+        {"softcap": 5.0},
+        {"key_lengths": torch.tensor([KEYS])},
+        {"attn_mask": torch.ones(QUERIES, KEYS, dtype=torch.bool)},
+    ],
+    ids=lambda words: next(iter(words)),
+)
+def test_none_where_keys_are_hidden_or_capped(device, words, made_of_matrices):
+    measure(draw(device), **on(device, words))
+    assert not made_of_matrices
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": torch.float32},
+        {"width": 20},
+        {"width": 264},
+        {"queries": QUERIES - 1},
+        {"keys": KEYS - 1},
+    ],
+    ids=str,
+)
+def test_none_where_they_cannot_be_or_take_longer(device, changes, made_of_matrices):
+    measure(draw(device, **changes))
+    assert not made_of_matrices
+
+
+def test_scores_alone_have_a_threshold_of_their_own(device, made_of_matrices):
+    query, key, _ = draw(device)
+    scaledot.vitals(query, key, backend="triton", enable_gqa=True)
+    assert not made_of_matrices
+    query, key, _ = draw(device, keys=KEYS + 1)
+    scaledot.vitals(query, key, backend="triton", enable_gqa=True)
+    assert made_of_matrices
