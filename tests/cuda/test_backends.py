@@ -116,7 +116,7 @@ def _short_calls_count_as_long(monkeypatch):
     monkeypatch.setattr(hopper, "GRAM_WHOLE", at_once)
     monkeypatch.setattr(hopper, "GRAM_EDGES", at_once | {256: (None, None)})
     monkeypatch.setattr(hopper, "GRAM_FROM_QUERIES", 1)
-    monkeypatch.setattr(moments, "block_for", lambda keys: 256)
+    monkeypatch.setattr(moments, "block_for", lambda keys, width: 256)
 
 
 @needs_hopper

@@ -138,7 +138,7 @@ AGAIN = {
 def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_row):
     if long:
         gram_at_once(monkeypatch)
-        monkeypatch.setattr(moments, "block_for", lambda keys: 64)
+        monkeypatch.setattr(moments, "block_for", lambda keys, width: 64)
     calls = [forward(problem(**words), per_row=per_row) for _ in range(3)]
     assert any(replay._known.values())
     addresses = [

@@ -45,16 +45,16 @@ def measured(
     lse: Tensor,
     statistics: Tensor,
     inputs: Inputs,
-    squares: Tensor | None,
     wants_vitals: bool,
     per_row: bool,
+    key_squares: Tensor | None = None,
 ) -> Measured:
-    """The vitals from the rows' planes, all on the GPU."""
+    """The vitals from the rows' planes, all on the GPU. key_squares: see `summarise`."""
     if not wants_vitals:
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise
 
-    floats, counts = summarise(statistics, inputs, squares)
+    floats, counts = summarise(statistics, inputs, key_squares=key_squares)
     rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
     return Measured(lse, floats, counts, rows)
 

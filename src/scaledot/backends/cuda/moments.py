@@ -50,9 +50,10 @@ RUN_STAGES = 6  # of blocks
 WIDEST = 128  # for which the matrices fit into shared memory
 
 
-def block_for(keys: int) -> int:
-    """Keys of a block: few are cheaper here, but the pass sums what is over."""
-    return max(512, 1 << (-(-keys // MOST_BLOCKS) - 1).bit_length())
+def block_for(keys: int, width: int) -> int:
+    """Keys of a block. The pass sums what is over, but each block has a matrix: of wide ones fewer,
+    so that they take at most some 100 bytes a key."""
+    return max(512 if width <= 64 else 1024, 1 << (-(-keys // MOST_BLOCKS) - 1).bit_length())
 
 
 def add_blocks(

@@ -32,7 +32,7 @@ def forward(
     block = 0
     if wants_vitals:
         floats, counts = summary.new_vitals(inputs)
-        block = moments.block_for(key.shape[2]) if summed == "edges" else 0
+        block = moments.block_for(*key.shape[2:]) if summed == "edges" else 0
         if per_row:
             rows = lse.new_empty(launch.planes_of(summed), batch, heads, queries)
     # Of a scale of 0 the sign counts. Another config_for may have been put in its place.

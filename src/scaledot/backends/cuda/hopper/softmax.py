@@ -189,32 +189,29 @@ def add_sums(u, p, sums, plan, MOMENTS: gl.constexpr, STEADY: gl.constexpr):
         if STEADY:  # numbers that are not negative are in order as integers: three at a time
             tile_top = at_home(gl.max(as_bits(p), 2), home)
             top = gl.maximum(as_bits(top), tile_top).to(gl.float32, bitcast=True)
-        w = add_products(w, p, u, STEADY)
-        p2 = add_products(p2, p, p, STEADY)
+        w = add_products(w, p, u)
+        p2 = add_products(p2, p, p)
         if MOMENTS:
-            b = add_products(b, u, u, STEADY)
+            b = add_products(b, u, u)
             a = a + at_home(gl.sum(u, 2), home)
     l = sums.l + at_home(gl.sum(p, 2), home)
     return Sums(sums.pivot, l, w, p2, a, b, top, sums.first)
 
 
 @gluon.jit
-def add_products(total, x, y, ONE_BY_ONE: gl.constexpr):
-    """total [64, 4] + the sum of x y over the last dimension.
+def add_products(total, x, y):
+    """total [64, 4] + the sum of x y over the last dimension: a multiply-add each.
 
-    ONE_BY_ONE: a multiply-add each. gl.sum begins with a product and ends with a sum, and so takes
-    an instruction more, but a third of the time to compile.
+    gl.sum would begin with a product and end with a sum, and hold more numbers at a time.
     """
     n: gl.constexpr = x.shape[2]
     home: gl.constexpr = total.type.layout
-    if not ONE_BY_ONE:
-        return total + at_home(gl.sum(x * y, 2), home)
-    elif n == 1:
+    if n == 1:
         return total + at_home(x.reshape([64, 4]), home) * at_home(y.reshape([64, 4]), home)
     else:
         x0, x1 = gl.split(x.reshape([64, 4, 2, n // 2]).permute((0, 1, 3, 2)))
         y0, y1 = gl.split(y.reshape([64, 4, 2, n // 2]).permute((0, 1, 3, 2)))
-        return add_products(add_products(total, x0, y0, True), x1, y1, True)
+        return add_products(add_products(total, x0, y0), x1, y1)
 
 
 @gluon.jit
