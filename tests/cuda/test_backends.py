@@ -174,9 +174,38 @@ def test_rows_outgrow_the_pivot_that_they_begin_with(
     if moments_apart:
         request.getfixturevalue("_short_calls_count_as_long")
     shape = {"lead": (1, 70), "queries": 400, "keys": 527, "width": width, "value_width": width}
-    for logit in (30.0, 90.0, 200.0, 5000.0):
+    for logit in (30.0, 42.3, 70.1, 90.0, 101.0, 200.0, 5000.0):
         c = with_late_key(call(**shape, dtype=torch.bfloat16), logit, head=33)
         assert_call_agrees(c.with_keywords(is_causal=is_causal), device, "hopper")
+
+
+@needs_hopper
+@pytest.mark.parametrize("logit", [41.0, 42.3, 58.9, 69.5, 100.8, 104.2])
+@pytest.mark.parametrize("sink", [None, 60.0])
+def test_many_keys_far_above_the_pivot(device, logit, sink):
+    """Four threads share a row: what is finite in each of them need not be when they meet."""
+    c = call(lead=(1, 2), queries=200, keys=1024, width=64, value_width=64, dtype=torch.bfloat16)
+    query, key = c.query.clone(), c.key.clone()
+    query[..., 0], key[..., 0] = 4.0, 0.0
+    key[:, :, :128, 0] = logit * 8 / 4
+    words = {} if sink is None else {"sinks": torch.tensor([sink, -sink])}
+    assert_call_agrees(replace(c, query=query, key=key).with_keywords(**words), device, "hopper")
+
+
+@needs_hopper
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_scores_close_together_far_above_the_pivot_keep_their_variance(device, noise):
+    """The last key, which rows see first, is far below all others."""
+    c = call(lead=(1, 2), queries=130, keys=2049, width=64, value_width=64, dtype=torch.bfloat16)
+    query, key = c.query.clone(), c.key.clone()
+    query[..., 0], key[..., 1:], key[..., 0] = 4.0, noise, 0.0
+    key[:, :, -1, 0] = -29.0 * 8 / 4
+    c = replace(c, query=query, key=key)
+    assert_call_agrees(c, device, "hopper")
+    there = on(device, c)
+    found = scaledot.vitals(there.query, there.key, backend="hopper")
+    expected = oracle.diagnose(c.query, c.key)
+    torch.testing.assert_close(found.row_std.cpu().double(), expected.row_std, rtol=1e-4, atol=0)
 
 
 @needs_hopper
@@ -204,11 +233,12 @@ def test_hopper_bends_logits(device, width, dtype):
 def test_packed_sequences(device, backend, is_causal, causal_align):
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32
     lengths_q, lengths_k = [5, 0, 70, 129, 1, 33], [9, 4, 70, 200, 0, 31]
+    groups = 2
     if not ON_GPU:  # the interpreter is slow
-        lengths_q, lengths_k = [5, 0, 70, 1], [9, 4, 73, 0]
+        lengths_q, lengths_k, groups = [5, 0, 70, 1], [9, 4, 73, 0], 1
     ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
-    query = torch.randn(int(ends[0][-1]), 4, 16).to(dtype)
-    key, value = (torch.randn(int(ends[1][-1]), 2, 16).to(dtype) for _ in range(2))
+    query = torch.randn(int(ends[0][-1]), 2 * groups, 16).to(dtype)
+    key, value = (torch.randn(int(ends[1][-1]), groups, 16).to(dtype) for _ in range(2))
     words = {"is_causal": is_causal, "causal_align": causal_align, "enable_gqa": True}
     there = [x.to(device) for x in (query, key, value, *ends)]
     out, vitals = scaledot.attention_varlen_with_vitals(*there, **words, backend=backend)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from dense_rows import attend
 
+from scaledot.backends.cuda import arguments
 from scaledot.backends.cuda.forward import Config, config_for, forward
 from scaledot.backends.cuda.statistics import ROW_PLANES
 from scaledot.backends.inputs import Inputs
@@ -265,6 +266,29 @@ def test_a_key_far_above_or_below_the_row_s_pivot(device, index, logit):
         forward(inputs, settings(**changes), out, False, config=SMALL)
         want = attend(inputs, settings(**changes)).out
         assert_near(out, want, 0.02 * inputs.value.abs().max().item(), "out alone")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_logits_close_together_far_above_the_pivot_keep_their_variance(device, noise):
+    """The last key, which rows see first, is far below all others."""
+    inputs = make(device, torch.bfloat16, size=(Q, 2049, D, V))
+    inputs.query[..., 0] = 4.0
+    inputs.key[..., 1:] = noise
+    inputs.key[..., 0] = 0.0
+    inputs.key[:, :, -1, 0] = -29.0 * D**0.5 / 4
+    _, _, statistics = assert_agrees(inputs, settings(), Config(16, 128, 4, 1))
+    want = attend(inputs, settings()).planes
+    assert_near(statistics[8] / want[8], torch.ones_like(want[8]), 1e-4, "m2")
+
+
+@pytest.mark.parametrize("width", [1, 2, 9, 17])
+@pytest.mark.parametrize("value_width", [1, 5])
+def test_rows_that_zeros_fill_up(device, width, value_width, monkeypatch):
+    """As on a GPU: rows of odd widths are copied, and read in whole pieces of 16 bytes."""
+    monkeypatch.setattr(arguments, "_must_align", lambda tensor: tensor.element_size() == 2)
+    inputs = make(device, torch.bfloat16, size=(Q, K, width, value_width))
+    assert arguments.filled_width(inputs.query) > width
+    assert_agrees(inputs, settings(scale=width**-0.5))
 
 
 def test_a_value_that_only_the_pivot_makes_too_large(device):

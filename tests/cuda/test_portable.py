@@ -111,3 +111,12 @@ def test_scores_alone_have_a_threshold_of_their_own(device, made_of_matrices):
     query, key, _ = draw(device, keys=KEYS + 1)
     scaledot.vitals(query, key, backend="triton", enable_gqa=True)
     assert made_of_matrices
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (1, 0)])
+def test_nothing_at_all(device, shape):
+    query = torch.randn(*shape, QUERIES, WIDTH, device=device, dtype=BFLOAT16)
+    key = torch.randn(*shape, KEYS, WIDTH, device=device, dtype=BFLOAT16)
+    out, vitals = measure((query, key, key))
+    assert out.shape == query.shape
+    assert vitals.row_std.shape == shape

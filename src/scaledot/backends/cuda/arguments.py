@@ -179,7 +179,12 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 def heads_of(tensor: Tensor | None) -> Heads:
-    return NO_HEADS if tensor is None else Heads(tensor, *steps_of(tensor))
+    if tensor is None:
+        return NO_HEADS
+    steps = steps_of(tensor)
+    if filled_width(tensor) > tensor.shape[-1]:
+        steps[-1] = tensor.stride(-1)  # of a width of 1 too: zeros follow
+    return Heads(tensor, *steps)
 
 
 def numbers_of(tensor: Tensor | None) -> PerHead:

@@ -282,7 +282,7 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
                 )
     if cut.SHORT_STEP:
         lost = lost | (tl.abs(sums.row_max) > RESIDUAL_LIMIT) & (sums.row_max > lowest(FLOAT))
-        if tl.max(tl.where(lost, 1, 0), 0) > 0:
+        if tl.max(tl.where(lost & inside, 1, 0), 0) > 0:
             acc, sums = _add_tiles(
                 tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT),
                 start_sums(sink2, cut.BLOCK_M, FLOAT),

@@ -60,7 +60,8 @@ def _moments_from_matrices(inputs: Inputs, settings: Settings) -> bool:
     if any(each is not None for each in hiding) or settings.softcap:
         return False
     query, (keys, width) = inputs.query, inputs.key.shape[2:]
-    if query.dtype not in (torch.bfloat16, torch.float16) or width % 8 or width > 256:
+    sixteen_bits = query.dtype in (torch.bfloat16, torch.float16)
+    if not (sixteen_bits and query.numel()) or width % 8 or width > 256:
         return False
     padded = 64 if width <= 64 else 128 if width <= 128 else 256
     enough = GRAM_FROM_KEYS[padded][inputs.value is None]

@@ -304,6 +304,10 @@ def join_steady(
         if MOMENTS:
             z_sum += tl.sum(steady.z_sum, 1)
             z_squares += tl.sum(steady.z_squares, 1)
+            # Logits far above the pivot and close together: their variance is lost beside the
+            # square of their distance.
+            of_all = z_squares * count.to(row_sum.dtype)
+            lost = lost | ((z_sum > 0.0) & (of_all - z_sum * z_sum < of_all * 0.03))
     joined = Sums(
         sums.row_max, row_sum, weighted, squares, key_max, count, sums.z_max, z_sum, z_squares
     )

@@ -26,16 +26,15 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
     blind = high <= low
     pivot = gl.convert_layout(gl.max(sums.pivot, 1), layout)
     lse = pivot + gl.log2(l)
+    share = 1.0 / l  # of a key at the pivot
     sink = -INFINITY
     if plan.SINKS:
         at = tile.batch.to(gl.int64) * call.sink_batch + tile.head
         sink = gl.load(call.sinks + at).to(gl.float32) * LOG2E
         larger = gl.maximum(lse, sink)
         both = larger + gl.log2(gl.exp2(lse - larger) + gl.exp2(sink - larger))
-        lse = gl.where(blind, -INFINITY, both)
-    share = gl.exp2(pivot - lse)  # of a key at the pivot
-    if not plan.SINKS:
-        share = 1.0 / l
+        share = share * gl.exp2(lse - both)  # of all keys together, not of one at the pivot: that
+        lse = gl.where(blind, -INFINITY, both)  # might be 0 where the row is far above its pivot
 
     inside = row < tile.queries
     entry = (tile.batch * call.heads + tile.head).to(gl.int64)
@@ -118,15 +117,28 @@ def sixteen_bytes_a_thread(width):
 
 @gluon.jit
 def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
-    """[64]: 1 where a row has left its pivot so far behind that something is not finite."""
+    """[64]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits.
+
+    What is NaN would be NaN again.
+    """
+    plan = call.plan
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
     low, high = call.reach(tile, row)
-    # Each is 0 times a number, or NaN.
-    tell = gl.sum((sums.l + sums.w + sums.p2) * 0.0, 1)
-    tell = gl.convert_layout(tell, layout) + gl.sum(acc * 0.0, 1)
-    counts = (row < tile.queries) & (low < high)
-    return gl.where(counts & (tell != 0.0), 1, 0)
+    l = gl.convert_layout(gl.sum(sums.l, 1), layout)
+    if plan.STATISTICS:
+        out = l > 2.0**60  # p2 is at most l^2
+    else:
+        out = l > 2.0**100
+    out = out | (gl.sum(acc * 0.0, 1) != 0.0)  # 0 times a number that is not finite is NaN
+    if plan.MOMENTS == "all":
+        # Scores that lie far above the pivot and close together: their variance is lost beside
+        # the square of their distance.
+        n = (high - low).to(gl.float32)
+        a = gl.convert_layout(gl.sum(sums.a, 1), layout)
+        b = gl.convert_layout(gl.sum(sums.b, 1), layout)
+        out = out | ((a > 0.0) & (b * n - a * a < b * n * 0.03))
+    return gl.where(out & (row < tile.queries) & (low < high), 1, 0)
 
 
 @gluon.jit

@@ -39,6 +39,7 @@ class Pipe:
 
 @gluon.jit
 def new_pipe(plan, q_desc, k_desc, v_desc):
+    gl.static_assert(plan.STAGES <= 3, "the next number of a barrier is taken")
     D: gl.constexpr = plan.D
     V: gl.constexpr = plan.V
     KEYS: gl.constexpr = plan.KEYS

@@ -37,7 +37,6 @@ class Plan:
     NARROW: gl.constexpr  # value's width is less than V
     SQUARES: gl.constexpr  # of the query's rows are wanted too
     STEADY: gl.constexpr  # pivots stay where they are in full tiles
-    LIFT: gl.constexpr  # pivots stand so far above the maxima, in base 2: room to grow
     dtype: gl.constexpr
 
     @gluon.constexpr_function
@@ -87,8 +86,6 @@ class Plan:
         self.NARROW = gl.constexpr(NARROW)
         self.SQUARES = gl.constexpr(SQUARES)
         self.STEADY = gl.constexpr(dtype == gl.bfloat16)
-        # Not beside sums of u and u^2, of which a variance has to be left.
-        self.LIFT = gl.constexpr(24.0 if dtype == gl.bfloat16 and MOMENTS == "none" else 0.0)
         self.dtype = gl.constexpr(dtype)
 
 

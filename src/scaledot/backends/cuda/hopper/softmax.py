@@ -12,8 +12,9 @@ follows exactly:
 
 Each row meets such a tile first. Then its pivot is near enough for all others, as a rule: P in
 bfloat16 has the range of float32, so the full tiles are computed without any maximum. Rows that
-outgrow it end with sums that are not finite, and are then done again, every tile with a maximum
-(kernel.py). In float16 no pivot is ever good enough for the next tile, and all have a maximum.
+outgrow it end with sums that are too large, and are then done again, every tile with a maximum
+(kernel.py, `finish.outgrown`). In float16 no pivot is ever good enough for the next tile, and all
+have a maximum.
 
 The statistics need up to four more sums of a row:
 
@@ -96,8 +97,7 @@ class Move:
 def move_pivot(s, sums, scale, plan):
     """Hidden scores are -inf."""
     top = by_row(row_max(s, plan), sums.pivot) * scale
-    new = top + plan.LIFT
-    pivot = gl.where(new - sums.pivot > SLACK, new, sums.pivot)
+    pivot = gl.where(top - sums.pivot > SLACK, top, sums.pivot)
     d = gl.where(sums.pivot == -INFINITY, 0.0, sums.pivot - pivot)
     return Move(top, pivot, d, gl.exp2(d))
 
@@ -135,8 +135,8 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
     `visible` says which scores are not hidden, where some are (MASKED).
     """
     STEADY: gl.constexpr = plan.STEADY and not MASKED
-    first = first_score(s, sums.first)
-    sums = Sums(sums.pivot, sums.l, sums.w, sums.p2, sums.a, sums.b, sums.top, first)
+    so_far = sums
+    sums = without_products(sums, first_score(s, sums.first))
     base = sums.pivot
     if MASKED:
         base = seen_pivot(base)
@@ -146,7 +146,7 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
         if MASKED and plan.STATISTICS:
             u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
         sums = add_sums(by_thread(u), by_thread(p), sums, plan, MOMENTS, STEADY)
-        return sums, narrow(p, plan.dtype)
+        return with_products(sums, so_far, plan), narrow(p, plan.dtype)
     else:
         # Left alone, the compiler computes all exponents, then all exponentials, then all sums, and
         # each unit waits for the others. So a quarter may begin when the last but one is summed.
@@ -159,7 +159,25 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
         third, p2 = add_quarter(s2, second, base, scale, plan, STEADY)
         base = known_after(base, second, nought)
         fourth, p3 = add_quarter(s3, third, base, scale, plan, STEADY)
-        return fourth, joined(joined(p0, p1), joined(p2, p3))
+        return with_products(fourth, so_far, plan), joined(joined(p0, p1), joined(p2, p3))
+
+
+@gluon.jit
+def without_products(sums, first):
+    """w, p2 and b begin anew with each tile: a long row's are not one long chain of roundings."""
+    none = gl.zeros_like(sums.w)
+    return Sums(sums.pivot, sums.l, none, none, sums.a, none, sums.top, first)
+
+
+@gluon.jit
+def with_products(sums, so_far, plan):
+    if plan.STATISTICS:
+        w = so_far.w + sums.w
+        p2 = so_far.p2 + sums.p2
+        b = so_far.b + sums.b
+        return Sums(sums.pivot, sums.l, w, p2, sums.a, b, sums.top, sums.first)
+    else:
+        return sums
 
 
 @gluon.jit
