@@ -51,11 +51,13 @@ def compiled():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from scaledot.backends.cuda import moments
+    from scaledot.backends.cuda import gram
 
-    pointers = {"key_ptr": "*bf16", "matrices_ptr": "*fp32", "means_ptr": "*fp32"}
-    sizes = {"WIDTH": 64, "KEYS": 64, "LANES": 16}
-    kernel = moments._measure_blocks
+    pointers = dict.fromkeys(("matrices_ptr", "means_ptr", "squares_ptr"), "*fp32")
+    pointers["key_ptr"] = "*bf16"
+    sizes = {"STEP": 8, "WIDTH": 16, "PART": 16, "TOKENS": 16, "LANES": 16, "STAGES": 1}
+    sizes["FILLED"] = True
+    kernel = gram.measure_keys
     signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
     signature |= dict.fromkeys(sizes, "constexpr")
     hits = []
@@ -125,8 +127,8 @@ def test_a_rank_killed_while_it_compiles_leaves_no_broken_kernel(tmp_path):
     found = spawn(compile_beside_a_rank_that_dies, 2, may_die=(0,), environment=environment)
     left, (digest, cached), again = found[1]
     assert found[0] is None
-    assert "_measure_blocks.ptx" in left  # it had come far
-    assert "__grp___measure_blocks.json" not in left  # but what says «complete» was not there
+    assert "measure_keys.ptx" in left  # it had come far
+    assert "__grp__measure_keys.json" not in left  # but what says «complete» was not there
     assert not cached
     assert again == (digest, True)
 

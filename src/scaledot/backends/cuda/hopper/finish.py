@@ -33,8 +33,9 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
         sink = gl.load(call.sinks + at).to(gl.float32) * LOG2E
         larger = gl.maximum(lse, sink)
         both = larger + gl.log2(gl.exp2(lse - larger) + gl.exp2(sink - larger))
-        share = share * gl.exp2(lse - both)  # of all keys together, not of one at the pivot: that
-        lse = gl.where(blind, -INFINITY, both)  # might be 0 where the row is far above its pivot
+        # By the share of all keys: 2^(pivot - lse) may be 0 where they are far above the pivot.
+        share = share * gl.exp2(lse - both)
+        lse = gl.where(blind, -INFINITY, both)
 
     inside = row < tile.queries
     entry = (tile.batch * call.heads + tile.head).to(gl.int64)
