@@ -21,9 +21,17 @@ def violations(page) -> list[str]:
     return page.evaluate(RUN, TAGS)
 
 
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("lang", ["en", "hi"])
+# Half of the eight combinations, in which every two choices still meet.
+@pytest.mark.parametrize(
+    ("viewport", "theme", "lang"),
+    [
+        (DESKTOP, "light", "en"),
+        (PHONE, "dark", "en"),
+        (PHONE, "light", "hi"),
+        (DESKTOP, "dark", "hi"),
+    ],
+    ids=["desktop-light-en", "phone-dark-en", "phone-light-hi", "desktop-dark-hi"],
+)
 def test_no_panel_violates_a_rule(chromium, lab, viewport, theme, lang):
     # Deep links first: theme and language are those of the address.
     with opened(chromium, f"{lab}#v=1&theme={theme}&lang={lang}", bypass_csp=True) as page:
