@@ -190,6 +190,21 @@ def measure_keys(
 
 
 @triton.jit
+def place_in_parts(program, WIDTH: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr):
+    """(head, part, row, e, d) of a program that works on ROWS rows of a head's parts.
+
+    row [ROWS]: of all parts, one below the other; e [ROWS] and d [PART]: of the whole matrix.
+    """
+    STEPS: tl.constexpr = (2 * (WIDTH // PART) - 1) * PART // ROWS
+    head, first_row = program // STEPS, (program % STEPS).to(tl.int32) * ROWS
+    part = first_row // PART  # above on the left, above on the right, below on the right
+    row = first_row + tl.arange(0, ROWS)
+    e = part // 2 * PART + row % PART
+    d = (part + 1) // 2 * PART + tl.arange(0, PART)
+    return head, part, row, e, d
+
+
+@triton.jit
 def load_tokens(tokens_ptr, n, mask, d, width, step, STEP: tl.constexpr):
     """[TOKENS, PART]: entries d of the tokens n, zeros where the mask [TOKENS] is not set."""
     at = tokens_ptr + (n.to(tl.int64) * step[0])[:, None] * STEP + d[None, :] * step[1]

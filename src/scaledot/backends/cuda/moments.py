@@ -164,14 +164,9 @@ def _run_on(
     """Scatter matrices of single blocks become covariances of all keys so far; one program a few
     rows of a quarter. Means are counted from that of the first block, which all rows see."""
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
-    STEPS: tl.constexpr = PARTS * PART // ROWS
     program = tl.program_id(0).to(tl.int64)
-    head, first_row = program // STEPS, (program % STEPS).to(tl.int32) * ROWS
-    part = first_row // PART  # above on the left, above on the right, below on the right
-    row = first_row + tl.arange(0, ROWS)
+    head, part, row, e, d = gram.place_in_parts(program, WIDTH, PART, ROWS)
     column = tl.arange(0, PART)
-    e = part // 2 * PART + row % PART
-    d = (part + 1) // 2 * PART + column
     means_ptr += head * chunks * WIDTH
     entries = e[:, None] * WIDTH + d[None, :]
     written = part * (PART * PART * 2) + row[:, None] % PART * PART + column[None, :]

@@ -152,13 +152,8 @@ def _merge_chunks(
 ):
     """One program a few rows of a head's matrix. Means are counted from that of the first chunk."""
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
-    STEPS: tl.constexpr = PARTS * PART // ROWS
     program = tl.program_id(0).to(tl.int64)
-    head, first_row = program // STEPS, (program % STEPS).to(tl.int32) * ROWS
-    part = first_row // PART  # above on the left, above on the right, below on the right
-    row = first_row + tl.arange(0, ROWS)
-    e = part // 2 * PART + row % PART
-    d = (part + 1) // 2 * PART + tl.arange(0, PART)
+    head, part, row, e, d = gram.place_in_parts(program, WIDTH, PART, ROWS)
     entries = row[:, None] * PART + tl.arange(0, PART)[None, :]
     means_ptr += head * chunks * WIDTH
     matrices_ptr += head * chunks * (PARTS * PART * PART)
