@@ -342,6 +342,24 @@ def test_nan_and_inf_are_seen(device, backend):
     assert all(plane[0, 1, 11].isnan() for plane in vitals.per_row)
 
 
+@needs_hopper
+@pytest.mark.parametrize(("width", "tokens"), [(64, 4096), (128, 4096), (256, 2048)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_launches_beside_the_pass_take_nothing_from_it(device, width, tokens, is_causal):
+    """Keys that must be copied first: their copy's memory is free again while the pass reads it."""
+    torch.manual_seed(0)
+    size = (4, 2048 // width, tokens, width)
+    query, key, value = (torch.randn(size, device=device, dtype=torch.bfloat16) for _ in range(3))
+    odd = key.new_empty(key.numel() + 4)[4:].view(key.shape).copy_(key)
+    wanted = scaledot.attention_with_vitals(query, key, value, is_causal=is_causal)
+    for _ in range(10):
+        found = scaledot.attention_with_vitals(query, odd, value, is_causal=is_causal)
+        assert torch.equal(found[0], wanted[0])
+        for name in FLOAT_FIELDS:
+            a, b = getattr(found[1], name), getattr(wanted[1], name)
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
 def test_it_says_who_serves_and_why(device):
     query = torch.randn(1, 2, 70, 16, device=device)
     problem = describe(query, query, query)

@@ -41,7 +41,7 @@ def run(inputs, setting, config=SMALL, moments=True):
     """As the operator calls it, into memory full of NaN."""
     shape = (*inputs.query.shape[:3], inputs.value.shape[-1])
     out = inputs.query.new_full(shape, math.nan)
-    lse, statistics = forward(inputs, setting, out, True, moments, config)
+    lse, (statistics, _, _) = forward(inputs, setting, out, True, moments, config)
     return out, lse, statistics
 
 
@@ -310,7 +310,9 @@ def test_a_sink_far_above_keys_of_which_the_first_are_the_largest(device, dtype,
     assert_agrees(inputs, settings())
     assert_agrees(inputs, settings(right=0))
     scores_only = forward(inputs._replace(value=None), settings(), None, True, True, SMALL)[1]
-    assert_near(scores_only[0], attend(inputs, settings()).planes[0], 1e-5 * sink, "max_logit")
+    assert_near(
+        scores_only.statistics[0], attend(inputs, settings()).planes[0], 1e-5 * sink, "max_logit"
+    )
 
 
 def test_a_constant_of_a_row_changes_no_moment(device):
@@ -384,17 +386,18 @@ def test_scores_only_and_statistics_without_moments(device, dtype):
     setting = settings(right=0, softcap=2.0)
     out, lse, statistics = run(inputs, setting)
     for only in (inputs, inputs._replace(value=None)):
-        found, planes = forward(only, setting, None, True, True, SMALL)
+        found, (planes, _, _) = forward(only, setting, None, True, True, SMALL)
         assert_twin(found, lse)
         assert_twin(planes, statistics)
     _, _, planes = run(inputs, setting, moments=False)
     assert planes.shape == statistics.shape
     assert_twin(planes[:7], statistics[:7])
     bare = torch.empty_like(out)
-    found, nothing = forward(inputs, setting, bare, False, config=SMALL)
+    found, (nothing, *squares) = forward(inputs, setting, bare, False, config=SMALL)
     assert_twin(bare, out)
     assert_twin(found, lse)
     assert nothing.numel() == 0
+    assert squares == [None, None]
 
 
 def test_every_query_head_reads_its_own_key_head(device):
@@ -446,3 +449,54 @@ def test_narrow_values_beside_keys_that_are_not_aligned(device, width, value_wid
     """Triton 3.6 would read 16 values of 16 bits from the wrong place of shared memory."""
     inputs = make(device, torch.float16, heads=3, size=(67, 63, width, value_width))
     assert_agrees(inputs, settings(scale=width**-0.5), config=None)
+
+
+def squares_of(inputs, setting, config=SMALL, moments=True):
+    shape = (*inputs.query.shape[:3], inputs.value.shape[-1])
+    out = inputs.query.new_full(shape, math.nan)
+    return forward(inputs, setting, out, True, moments, config)[1][1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("changes", [{}, {"right": 0}, {"left": 4}, {"scale": -0.3}], ids=str)
+@pytest.mark.parametrize(("heads", "queries", "keys"), [(1, K, Q), (2, K, K), (4, 18, 35)])
+def test_squares_of_rows_and_of_all_keys(device, dtype, changes, heads, queries, keys):
+    """Also where the query heads of a key head must share its keys, or some have none to square."""
+    inputs = make(device, dtype, 2, heads, max(heads // 2, 1), (queries, keys, D, V))
+    inputs = inputs._replace(key=inputs.key.transpose(1, 2).contiguous().transpose(1, 2))
+    squares, key_squares = squares_of(inputs, settings(**changes))
+    assert_near(squares, inputs.query.double().square().sum(-1), 1e-4, "rows")
+    wanted = inputs.key.double().square().sum((-1, -2))
+    assert key_squares.numel() % wanted.numel() == 0
+    found = key_squares.double().view(*wanted.shape, -1).sum(-1)
+    assert_near(found / wanted, torch.ones_like(wanted), 1e-6, "keys")
+
+
+def test_keys_are_squared_only_where_all_count_and_programs_suffice(device, monkeypatch):
+    short = make(device, torch.bfloat16, size=(Q, 2 * 16, D, V))
+    assert squares_of(short, settings())[1] is not None
+    assert squares_of(short, settings(), moments=False)[1] is None
+    assert squares_of(make(device, torch.bfloat16), settings())[1] is None  # 35 keys, 32 rows
+    lengths = torch.tensor([9], device=device)
+    assert squares_of(short._replace(key_lengths=lengths), settings())[1] is None
+    ends = torch.tensor([0, 9, Q], device=device)
+    assert squares_of(short._replace(cu_seqlens_q=ends, cu_seqlens_k=ends), settings())[1] is None
+    monkeypatch.setattr("scaledot.backends.cuda.forward.MOST_KEY_SQUARES", 1)
+    squares, key_squares = squares_of(short, settings())
+    assert squares is not None
+    assert key_squares is None
+    assert squares_of(make(device), settings()) == (None, None)  # float32 is summed more exactly
+
+
+@pytest.mark.parametrize("keys", [1, 16, 33, 49])
+@pytest.mark.parametrize("queries", [1, 17, 33])
+@pytest.mark.parametrize(
+    "changes", [{}, {"right": 0}, {"right": 0, "bottom_right": True}, {"right": 20}], ids=str
+)
+def test_the_pivots_of_one_tile_serve_every_row(device, queries, keys, changes):
+    """Rows that see no key, and tiles at the diagonal after the one that gives the pivots."""
+    sinks = torch.tensor([[0.3, -INF]])
+    for extra in ({}, {"sinks": sinks}):
+        inputs = make(device, torch.bfloat16, heads=2, size=(queries, keys, D, V), **extra)
+        assert_agrees(inputs, settings(**changes), Config(32, 16, 4, 1))
+        assert_agrees(inputs, settings(**changes), Config(16, 32, 4, 1))

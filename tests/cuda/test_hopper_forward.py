@@ -21,6 +21,7 @@ from scaledot.backends.cuda import (  # noqa: E402
     whole_moments,
 )
 from scaledot.backends.cuda.hopper import launch  # noqa: E402
+from scaledot.backends.cuda.summary import keys as keys_module  # noqa: E402
 from scaledot.backends.operators import inputs_of  # noqa: E402
 from scaledot.measure import ROW_FIELDS  # noqa: E402
 from scaledot.problem import describe  # noqa: E402
@@ -50,6 +51,7 @@ def kernels(monkeypatch):
     made = [Kernel(launch.attend.fn, do_not_specialize=numbers)]
     monkeypatch.setattr(launch, "attend", made[0])
     for module, name in (
+        (keys_module, "squares_kernel"),
         (gram, "measure_keys"),
         (moments, "_run_on"),
         (moments, "_add_to_rows"),
@@ -148,7 +150,8 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
     matrices = long and "window" not in words
     whole = matrices and not {"is_causal", "key_lengths"} & set(words)  # rows see every key
     blocks = matrices and not whole
-    made = [True, matrices, *[blocks] * 2, *[whole] * 2, True, True]
+    squares = not matrices and "key_lengths" not in words
+    made = [True, squares, matrices, *[blocks] * 2, *[whole] * 2, True, True]
     assert [bool(kernel.searched) for kernel in kernels] == made
     for kernel in [kernel for kernel in kernels if kernel.searched]:
         ((grid, wanted),) = kernel.searched
@@ -168,7 +171,7 @@ def test_without_vitals_there_is_one_launch_and_no_room(kernels, values):
     for _ in range(3):
         _, measured = forward(problem(values=values), wants_vitals=False)
         assert measured[1:] == (None, None, None)
-    assert [len(kernel.launches) for kernel in kernels] == [2, *[0] * 7]
+    assert [len(kernel.launches) for kernel in kernels] == [2, *[0] * 8]
     (made,) = replay._known.values()
     assert made.room_bytes == 0
 

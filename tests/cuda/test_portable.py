@@ -120,3 +120,20 @@ def test_nothing_at_all(device, shape):
     out, vitals = measure((query, key, key))
     assert out.shape == query.shape
     assert vitals.row_std.shape == shape
+
+
+@pytest.mark.parametrize("words", [{}, {"is_causal": True}], ids=str)
+@pytest.mark.parametrize("keys", [QUERIES, KEYS])
+@pytest.mark.parametrize("broken", [False, True])
+def test_norms_where_float32_does_not_hold_the_squares(device, words, keys, broken):
+    """Too large, too small, or of what is no number: rows that see such a key do not count."""
+    query, key, value = draw(device, keys=keys)
+    query[0, 1] *= 1e20
+    key *= 1e-17
+    if broken:
+        key[0, 0, 7, 2] = torch.inf
+    _, vitals = measure((query, key, value), **words)
+    _, exact = measure((query.float(), key.float(), value.float()), **words)
+    assert vitals.k_rms.isfinite().all()
+    torch.testing.assert_close(vitals.q_rms, exact.q_rms, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(vitals.k_rms, exact.k_rms, rtol=1e-5, atol=0.0)

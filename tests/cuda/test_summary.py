@@ -10,6 +10,8 @@ from scaledot import measure
 from scaledot.backends.inputs import Inputs
 
 summary = pytest.importorskip("scaledot.backends.cuda.summary")
+keys_module = pytest.importorskip("scaledot.backends.cuda.summary.keys")
+ONCE = pytest.importorskip("scaledot.backends.cuda.replay").ONCE
 
 
 def make_inputs(device, shape, **tensors):
@@ -340,6 +342,18 @@ def test_squares_of_keys_are_used(device):
     floats, counts = summary.summarise(make_planes(device, shape), inputs, None, told)
     assert floats[12].tolist() == [[2.0, 2.0, 4.0, 4.0]]
     assert counts[5].tolist() == [[21] * 4]
+
+
+@pytest.mark.parametrize("most", [1, 3, 256])
+def test_keys_are_squared_in_a_launch_of_their_own(device, monkeypatch, most):
+    """Any layout; some programs take several tiles, the last of which may not be whole."""
+    monkeypatch.setattr(keys_module, "MAX_CHUNKS", most)
+    monkeypatch.setattr(keys_module, "ENTRIES", 64)
+    for key in (torch.randn(2, 3, 37, 5), torch.randn(37, 2, 3, 16).permute(1, 2, 0, 3)):
+        key = key.to(device)
+        sums = summary.square_keys(key, ONCE, beside=False).view(2, 3, -1)
+        assert sums.shape[2] <= most
+        torch.testing.assert_close(sums.sum(2), key.square().sum((2, 3)))
 
 
 @pytest.mark.parametrize(("held", "chunks"), [(7, 5), (6, 3), (4, 2)])

@@ -76,9 +76,9 @@ def test_every_length_and_shared_keys(heads, groups, queries, keys, device):
     check(planes, z)
 
 
-def test_more_chunks_than_are_merged_at_a_time(device):
+def test_more_chunks_than_are_on_their_way(device):
     """And their means drift, so most of the spread lies between them."""
-    keys = whole_moments.SHORTEST * whole_moments.MERGED + 300
+    keys = whole_moments.SHORTEST * whole_moments.MERGE_STAGES + 300
     query, key = drawn(1, 1, 67, keys, 16, BFLOAT16, device, batch=1)
     key += torch.linspace(-20.0, 30.0, keys, device=device).to(BFLOAT16)[:, None]
     z = scores(query, key)
@@ -109,6 +109,17 @@ def test_a_large_common_part_of_the_keys_costs_no_digits(dtype, far, width, devi
     z = scores(query, moved)
     planes = planes_of_the_pass(z)
     whole_moments.add_all(planes, inputs_of(query, moved), settings_of())
+    check(planes, z)
+
+
+@pytest.mark.parametrize("width", [32, 256])
+def test_one_entry_far_from_zero(width, device):
+    """In one head alone: its chunks are centred, those of the other head read as they are."""
+    query, key = drawn(2, 2, 200, 300, width, BFLOAT16, device, batch=1)
+    key[:, 1, :, width - 3] = (192.0 + torch.randint(-8, 8, (300,), device=device)).to(BFLOAT16)
+    z = scores(query, key)
+    planes = planes_of_the_pass(z)
+    whole_moments.add_all(planes, inputs_of(query, key), settings_of())
     check(planes, z)
 
 
@@ -199,10 +210,11 @@ def test_vitals_are_those_of_each_rows_own_moments(device):
 
 @pytest.mark.parametrize("width", [16, 136])
 @pytest.mark.parametrize("keys", [64, 521])
-def test_squares_of_the_keys_are_left(keys, width, device):
+@pytest.mark.parametrize("far", [0.0, 40.0])
+def test_squares_of_the_keys_are_left(far, keys, width, device):
     """Of the keys as they are, however far from zero they are counted."""
     query, key = drawn(2, 1, 64, keys, width, BFLOAT16, device)
-    key += 40.0
+    key += far
     planes = planes_of_the_pass(scores(query, key))
     squares = whole_moments.add_all(planes, inputs_of(query, key), settings_of())
     expected = key.double().square().sum((-1, -2))

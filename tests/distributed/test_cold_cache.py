@@ -51,13 +51,11 @@ def compiled():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from scaledot.backends.cuda import gram
+    from scaledot.backends.cuda.summary import keys
 
-    pointers = dict.fromkeys(("matrices_ptr", "means_ptr", "squares_ptr"), "*fp32")
-    pointers["key_ptr"] = "*bf16"
-    sizes = {"STEP": 8, "WIDTH": 16, "PART": 16, "TOKENS": 16, "LANES": 16, "STAGES": 1}
-    sizes["FILLED"] = True
-    kernel = gram.measure_keys
+    pointers = {"key_ptr": "*bf16", "sums_ptr": "*fp32"}
+    sizes = {"KEYS": 16, "WIDTH": 16, "BESIDE": False}
+    kernel = keys.squares_kernel
     signature = {name: pointers.get(name, "i32") for name in kernel.arg_names}
     signature |= dict.fromkeys(sizes, "constexpr")
     hits = []
@@ -127,8 +125,8 @@ def test_a_rank_killed_while_it_compiles_leaves_no_broken_kernel(tmp_path):
     found = spawn(compile_beside_a_rank_that_dies, 2, may_die=(0,), environment=environment)
     left, (digest, cached), again = found[1]
     assert found[0] is None
-    assert "measure_keys.ptx" in left  # it had come far
-    assert "__grp__measure_keys.json" not in left  # but what says «complete» was not there
+    assert "squares_kernel.ptx" in left  # it had come far
+    assert "__grp__squares_kernel.json" not in left  # but what says «complete» was not there
     assert not cached
     assert again == (digest, True)
 

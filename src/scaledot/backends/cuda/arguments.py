@@ -94,9 +94,9 @@ def describe_call(inputs: Inputs, settings: Settings) -> Call:
         factor = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
         dropout = Dropout(inputs.seed, rate, number_for(query, factor))
     return Call(
-        query=heads_of(query),
-        key=heads_of(key),
-        value=heads_of(inputs.value),
+        query=rows_of(query),
+        key=rows_of(key),
+        value=rows_of(inputs.value),
         mask=heads_of(mask),
         head_scale=numbers_of(inputs.head_scale),
         sinks=numbers_of(inputs.sinks),
@@ -179,12 +179,15 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 def heads_of(tensor: Tensor | None) -> Heads:
-    if tensor is None:
-        return NO_HEADS
-    steps = steps_of(tensor)
-    if filled_width(tensor) > tensor.shape[-1]:
-        steps[-1] = tensor.stride(-1)  # of a width of 1 too: zeros follow
-    return Heads(tensor, *steps)
+    return NO_HEADS if tensor is None else Heads(tensor, *steps_of(tensor))
+
+
+def rows_of(tensor: Tensor | None) -> Heads:
+    """Of `aligned_rows`: zeros follow a width of 1, and are read (`filled_width`)."""
+    rows = heads_of(tensor)
+    if tensor is not None and filled_width(tensor) > tensor.shape[-1]:
+        rows = rows._replace(stride_column=tensor.stride(-1))
+    return rows
 
 
 def numbers_of(tensor: Tensor | None) -> PerHead:

@@ -47,14 +47,15 @@ def measured(
     inputs: Inputs,
     wants_vitals: bool,
     per_row: bool,
+    squares: Tensor | None = None,
     key_squares: Tensor | None = None,
 ) -> Measured:
-    """The vitals from the rows' planes, all on the GPU. key_squares: see `summarise`."""
+    """The vitals from the rows' planes, all on the GPU. squares, key_squares: see `summarise`."""
     if not wants_vitals:
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise
 
-    floats, counts = summarise(statistics, inputs, key_squares=key_squares)
+    floats, counts = summarise(statistics, inputs, squares, key_squares)
     rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
     return Measured(lse, floats, counts, rows)
 

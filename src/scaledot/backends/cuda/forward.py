@@ -10,8 +10,14 @@ The tiles at the edges go first, and all tiles of a call with a mask tensor, thr
 step (`add_arguments`). Tiles inside the reach of all rows hide nothing: their loop has no
 comparison of positions and, for 16-bit types, one FMA an argument (`add_scores`). For bfloat16 it
 also has no maximum: the pivots stay where the edges have left them, so every row must have seen a
-key there, if only of a tile that hides nothing (`add_steady`). Blocks of rows with logits that are
-too large for these short steps, or too far above the pivot, are done again with the general one.
+key there, if only of a tile that hides nothing (`add_steady`). Without a left edge the first of
+these tiles shows each row a key, and is all that the pivots are taken from (`set_pivots`). Blocks
+of rows with logits that are too large for these short steps, or too far above the pivot, are done
+again with the general one.
+
+Before its first tile a program takes what the vitals need besides: the logit of the first key and,
+of 16-bit types, the squares of its rows and of its share of the head's keys. `summary` would have
+to read them all again; here they are in the cache, and the registers are still free.
 """
 
 from collections.abc import Mapping
@@ -55,6 +61,7 @@ from scaledot.backends.cuda.tile import (
     close_sums,
     join_steady,
     load_sink,
+    set_pivots,
     start_steady,
     start_sums,
     store_output,
@@ -65,6 +72,8 @@ from scaledot.backends.cuda.visible import (
     blocks_of,
     find_rows,
     key_tiles,
+    reachable,
+    row_bounds,
     span_of,
     visible_counts,
 )
@@ -72,6 +81,8 @@ from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 L2_SHARE = 16 * 2**20  # bytes of keys and values that programs running together should share
+NARROW = 128  # numbers of a row
+MOST_KEY_SQUARES = 1024  # numbers of a head: one warp of `summary` sums them
 
 
 class Config(NamedTuple):
@@ -82,6 +93,14 @@ class Config(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None  # of a thread at most, so that more programs run side by side
+
+
+class ForVitals(NamedTuple):
+    """What a pass leaves for `summary`, which tells how it takes them."""
+
+    statistics: Tensor  # [PLANES, B, H, Q]
+    squares: Tensor | None = None
+    key_squares: Tensor | None = None
 
 
 class Cut(NamedTuple):
@@ -98,6 +117,7 @@ class Cut(NamedTuple):
     NEGATIVE: Any  # the scale
     SHORT_STEP: Any  # tiles that hide nothing take `add_scores`
     STEADY: Any  # or, after the others, `add_steady`
+    NARROW: Any  # rows of query, key and value
     MOMENTS: Any
 
 
@@ -143,11 +163,11 @@ def forward(
     wants_vitals: bool,
     moments: bool = True,
     config: Config | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Fills `out` (None: scores only); returns lse [B, H, Q] and statistics [PLANES, B, H, Q].
+) -> tuple[Tensor, ForVitals]:
+    """Fills `out` (None: scores only); returns lse [B, H, Q] and what the vitals are made of.
 
-    The statistics are empty where no vitals are wanted; without `moments` nothing is written to the
-    planes mean and m2.
+    The statistics are empty where no vitals are wanted. Without `moments` nothing is written to the
+    planes mean and m2, and the keys are not squared: matrices that give the moments tell that too.
     """
     inputs = aligned(inputs)
     query, value = inputs.query, inputs.value
@@ -157,7 +177,7 @@ def forward(
     shape = (PLANES, batch, heads, queries) if wants_vitals else (0,)
     statistics = query.new_empty(shape, dtype=dtype)
     if not lse.numel():
-        return lse, statistics
+        return lse, ForVitals(statistics)
     if out is not None and not out.numel():
         out = None
     value_width = 0 if out is None or value is None else value.shape[-1]
@@ -172,6 +192,11 @@ def forward(
     if out is None:
         call = call._replace(value=NO_HEADS)
     blocks = blocks_of(call, queries, config.block_m)
+    squares = key_squares = None
+    if wants_vitals and query.element_size() == 2:
+        squares = lse.new_empty(lse.shape)
+        if moments and _shares_keys(inputs, blocks, config.block_m):
+            key_squares = lse.new_empty((batch, heads, blocks))
     cut = Cut(
         **constants(
             D=filled_width(query),
@@ -185,6 +210,7 @@ def forward(
             NEGATIVE=settings.scale < 0.0,
             SHORT_STEP=short,
             STEADY=steady,
+            NARROW=max(block_d, block_v) <= NARROW,
             MOMENTS=moments,
         )
     )
@@ -193,6 +219,8 @@ def forward(
         "out": heads_of(out),
         "lse_ptr": lse,
         "statistics_ptr": statistics if wants_vitals else None,
+        "squares_ptr": squares,
+        "key_squares_ptr": key_squares,
         "blocks": blocks,
         "heads_together": _heads_together(inputs, settings),
         "cut": cut,
@@ -204,7 +232,15 @@ def forward(
         "enable_fp_fusion": query.element_size() == 2,
     }
     _forward_kernel[(batch * heads * blocks,)](**arguments)
-    return lse, statistics
+    return lse, ForVitals(statistics, squares, key_squares)
+
+
+def _shares_keys(inputs: Inputs, blocks: int, tile: int) -> bool:
+    """Whether a tile of keys for each program is all of them, and all of them count."""
+    sums = blocks * (inputs.query.shape[1] // max(inputs.key.shape[1], 1))
+    if inputs.key_lengths is not None or inputs.cu_seqlens_k is not None:
+        return False
+    return inputs.key.shape[2] <= sums * tile and sums <= MOST_KEY_SQUARES
 
 
 def _heads_together(inputs: Inputs, settings: Settings) -> int:
@@ -220,7 +256,17 @@ def _heads_together(inputs: Inputs, settings: Settings) -> int:
 
 
 @triton.jit
-def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, cut):
+def _forward_kernel(
+    call,
+    out,
+    lse_ptr,
+    statistics_ptr,
+    squares_ptr,
+    key_squares_ptr,
+    blocks,
+    heads_together,
+    cut,
+):
     """One program: BLOCK_M rows of a head over all the keys that they may see."""
     FLOAT: tl.constexpr = call.FLOAT
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
@@ -235,36 +281,100 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
 
     key = matrix_of(call.key, b, h // call.repeats)
     value = call.value if call.value.ptr is None else matrix_of(call.value, b, h // call.repeats)
+    MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
+    LEFT: tl.constexpr = tl.constexpr(call.window.left is not None)
+    STATISTICS: tl.constexpr = tl.constexpr(statistics_ptr is not None)
+    FOLLOWS: tl.constexpr = tl.constexpr(cut.SHORT_STEP and not cut.STEADY)
+    # Pivots of one tile, which has to fit into shared memory beside those on their way.
+    PIVOTS: tl.constexpr = tl.constexpr(cut.STEADY and cut.NARROW and not LEFT)
+    tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N, cut.STEADY)
+
+    # All that is read before the loops, at once: it comes from far.
+    q = load_rows(matrix_of(call.query, b, h), rows, row_end, cut.D, cut.BLOCK_D, True)  # [M, D]
+    k, v, first, first_key, share = None, None, None, None, None
+    if PIVOTS:
+        k = _tile_at(tiles.full_end, key, seq.key_end, cut.D, cut.BLOCK_D, True, cut)
+        if value.ptr is not None:
+            v = _tile_at(tiles.full_end, value, seq.key_end, cut.V, cut.BLOCK_V, True, cut)
+    if STATISTICS:
+        columns = seq.key + tl.arange(0, 1)
+        first_key = load_rows(key, columns, seq.key_end, cut.D, cut.BLOCK_D, True)  # [1, D]
+    if key_squares_ptr is not None:
+        # The programs of all query heads of a key head take one tile each.
+        columns = ((h % call.repeats) * blocks + block) * cut.BLOCK_M + tl.arange(0, cut.BLOCK_M)
+        share = load_rows(key, columns, call.keys, cut.D, cut.BLOCK_D, True)
     sink2 = None
     if SINK:
         sink2 = load_sink(entry(call.sinks, b, h), FLOAT)
     factor = row_scale(call, place, rows)
     if call.LOG_N:
         factor = factor[:, None]  # [M, 1]
-    q = load_rows(matrix_of(call.query, b, h), rows, row_end, cut.D, cut.BLOCK_D, True)  # [M, D]
-    FOLLOWS: tl.constexpr = tl.constexpr(cut.SHORT_STEP and not cut.STEADY)
+
+    head = b * call.heads + h
+    offsets = head * call.queries + rows
+    if squares_ptr is not None:
+        tl.store(squares_ptr + offsets, _squares_of(q), mask=inside)
+    if key_squares_ptr is not None:
+        tl.store(key_squares_ptr + head * blocks + block, tl.sum(_squares_of(share), 0))
     if FOLLOWS and (cut.NEGATIVE or call.head_scale.ptr is not None):
         # `add_scores` wants a scale that is not negative: the query takes the sign.
         q = (q.to(FLOAT) * tl.where(factor < 0.0, -1.0, 1.0)).to(q.dtype)
         factor = tl.abs(factor)
+    if STATISTICS:
+        first = _argument_of(q, first_key, seq.key, factor, rows, call, place)
 
-    MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
-    STATISTICS: tl.constexpr = tl.constexpr(statistics_ptr is not None)
-    tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N, cut.STEADY)
     acc = tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT)
     sums = start_sums(sink2, cut.BLOCK_M, FLOAT)
     lost = rows < 0  # none
     # Tiles at the right edge, with a window those at the left edge, then those that hide nothing.
     for part in tl.static_range(1, 4):
-        if part == 1 or (part == 2 and call.window.left is not None) or (part == 3 and not MASKED):
+        if (
+            (part == 1 and not PIVOTS)
+            or (part == 2 and LEFT)
+            or (part == 3 and not MASKED and not cut.STEADY)
+        ):
             begin, end = span_of(tiles, part % 3)
-            if cut.STEADY and part == 3:
-                acc, sums, lost = _add_steady_tiles(
-                    acc, sums, begin, end, q, factor, rows, key, value, call, place, STATISTICS, cut
-                )
-            else:
-                acc, sums = _add_tiles(
+            acc, sums = _add_tiles(
+                acc,
+                sums,
+                begin,
+                end,
+                q,
+                factor,
+                rows,
+                key,
+                value,
+                call,
+                place,
+                part != 3,
+                FOLLOWS and part == 3,
+                STATISTICS,
+                cut,
+            )
+    if cut.STEADY:
+        steady = start_steady(cut.BLOCK_M, FLOAT)
+        keys = tiles.full_end - tiles.full  # of each row, that `steady` sums
+        if PIVOTS:
+            # A row that sees a key sees one of this tile.
+            scores = _scores_of(q, k, FLOAT, cut)
+            columns = tiles.full_end + tl.arange(0, cut.BLOCK_N)
+            seen = reachable(rows[:, None], columns[None, :], seq, call.window)
+            sums = set_pivots(sums, scores, factor, seen, SINK, FLOAT)
+            steady, p = add_steady(
+                steady, sums, scores, factor, seen, STATISTICS, cut.MOMENTS, SINK
+            )
+            if value.ptr is not None:
+                acc = _add_values(acc, p, v, tiles.full_end, rows, call, place, cut)
+            _, high = row_bounds(rows, seq, call.window)
+            keys += tl.maximum(high - tiles.full_end, 0)
+        for part in tl.static_range(1, 3):  # what is left of the right edge, then the others
+            begin, end = span_of(tiles, part % 2)
+            if part == 1:
+                begin += cut.BLOCK_N
+            if part == 2 or (PIVOTS and call.window.right is not None):
+                acc, steady = _add_steady_tiles(
                     acc,
+                    steady,
                     sums,
                     begin,
                     end,
@@ -275,11 +385,11 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
                     value,
                     call,
                     place,
-                    part != 3,
-                    FOLLOWS and part == 3,
+                    part == 1,
                     STATISTICS,
                     cut,
                 )
+        sums, lost = _join_steady_tiles(acc, sums, steady, keys, call, STATISTICS, cut)
     if cut.SHORT_STEP:
         lost = lost | (tl.abs(sums.row_max) > RESIDUAL_LIMIT) & (sums.row_max > lowest(FLOAT))
         if tl.max(tl.where(lost & inside, 1, 0), 0) > 0:
@@ -302,17 +412,10 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
             )
 
     closed = close_sums(sums, sink2)
-    offsets = (b * call.heads + h) * call.queries + rows
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
     if call.value.ptr is not None:
         store_output(call, out, b, h, rows, inside, acc, closed, cut.OUT)
     if STATISTICS:
-        columns = seq.key + tl.arange(0, 1)
-        first_key = load_rows(key, columns, seq.key_end, cut.D, cut.BLOCK_D, True)
-        scores = tl.sum(q.to(FLOAT) * first_key.to(FLOAT), 1, keep_dims=True)  # [M, 1]
-        first, _, _ = arguments_of(
-            scores, factor, rows, columns, call, place, True, q.dtype == FLOAT
-        )
         store_statistics(
             statistics_ptr,
             tl.cast(call.batch, tl.int64) * call.heads * call.queries,
@@ -320,7 +423,7 @@ def _forward_kernel(call, out, lse_ptr, statistics_ptr, blocks, heads_together, 
             inside,
             sums,
             closed,
-            tl.reshape(first, [cut.BLOCK_M]),
+            first,
             SINK or cut.STEADY,
             call.softcap is not None,
             cut.MOMENTS,
@@ -337,6 +440,23 @@ def _order(call, program, blocks, heads_together):
     head = group * heads_together + rest % size
     b, h = (head // call.heads).to(tl.int64), (head % call.heads).to(tl.int64)
     return blocks - 1 - rest // size, b, h
+
+
+@triton.jit
+def _squares_of(rows):
+    """[M]: summed over each row [M, D]."""
+    entries = rows.to(tl.float32)
+    return tl.sum(entries * entries, 1)
+
+
+@triton.jit
+def _argument_of(q, key, column, factor, rows, call, place):
+    """[M]: x of one key [1, D] for each row."""
+    FLOAT: tl.constexpr = call.FLOAT
+    scores = tl.sum(q.to(FLOAT) * key.to(FLOAT), 1, keep_dims=True)  # [M, 1]
+    columns = column + tl.arange(0, 1)
+    x, _, _ = arguments_of(scores, factor, rows, columns, call, place, True, q.dtype == FLOAT)
+    return tl.reshape(x, [q.shape[0]])
 
 
 @triton.jit
@@ -362,7 +482,8 @@ def _add_tiles(
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
     seq = place.seq
     for start in range(begin, end, cut.BLOCK_N):
-        scores = _scores_at(start, q, key, seq.key_end, EDGE, FLOAT, cut)
+        k = _tile_at(start, key, seq.key_end, cut.D, cut.BLOCK_D, EDGE, cut)
+        scores = _scores_of(q, k, FLOAT, cut)
         if SHORT_STEP:
             sums, p, alpha = add_scores(sums, scores, factor, STATISTICS, cut.MOMENTS, FLOAT, SINK)
         else:
@@ -386,13 +507,15 @@ def _add_tiles(
             )
         if value.ptr is not None:
             acc = acc * alpha[:, None]
-            acc = _add_values(acc, p, start, rows, value, call, place, EDGE, cut)
+            v = _tile_at(start, value, seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)
+            acc = _add_values(acc, p, v, start, rows, call, place, cut)
     return acc, sums
 
 
 @triton.jit
 def _add_steady_tiles(
     acc,
+    steady,
     sums,
     begin,
     end,
@@ -403,42 +526,53 @@ def _add_steady_tiles(
     value,
     call,
     place,
+    EDGE: tl.constexpr,
     STATISTICS: tl.constexpr,
     cut,
 ):
-    """The same for tiles that hide nothing, after each row has seen a key; which rows are lost."""
+    """The same into acc and `steady`, about the pivots of `sums`, after each row has seen a key."""
     FLOAT: tl.constexpr = call.FLOAT
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
-    key_end = place.seq.key_end
-    steady = start_steady(cut.BLOCK_M, FLOAT)
+    seq = place.seq
     for start in range(begin, end, cut.BLOCK_N):
-        scores = _scores_at(start, q, key, key_end, False, FLOAT, cut)
-        steady, p = add_steady(steady, sums, scores, factor, STATISTICS, cut.MOMENTS, SINK)
+        k = _tile_at(start, key, seq.key_end, cut.D, cut.BLOCK_D, EDGE, cut)
+        scores = _scores_of(q, k, FLOAT, cut)
+        seen = None
+        if EDGE:
+            columns = start + tl.arange(0, cut.BLOCK_N)
+            seen = reachable(rows[:, None], columns[None, :], seq, call.window)
+        steady, p = add_steady(steady, sums, scores, factor, seen, STATISTICS, cut.MOMENTS, SINK)
         if value.ptr is not None:
-            acc = _add_values(acc, p, start, rows, value, call, place, False, cut)
-    sums, lost = join_steady(sums, steady, end - begin, STATISTICS, cut.MOMENTS, SINK)
-    if value.ptr is not None:  # 2^60 times a value may leave float32 where the value does not
-        too_large = tl.max(tl.where(tl.abs(acc) < float("inf"), 0, 1), 1) > 0
-        lost = lost | (too_large & (sums.row_sum < float("inf")))
-    return acc, sums, lost
+            v = _tile_at(start, value, seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)
+            acc = _add_values(acc, p, v, start, rows, call, place, cut)
+    return acc, steady
 
 
 @triton.jit
-def _scores_at(start, q, key, key_end, EDGE: tl.constexpr, FLOAT: tl.constexpr, cut):
-    """Q K^T [M, N] of the tile of keys at `start`, before any scale."""
-    k = _tile_at(start, key, key_end, cut.D, cut.BLOCK_D, EDGE, cut)  # [N, D]
+def _join_steady_tiles(acc, sums, steady, keys, call, STATISTICS: tl.constexpr, cut):
+    """All sums, with those of `keys` keys about a pivot that stayed; and which rows are lost."""
+    SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
+    sums, lost = join_steady(sums, steady, keys, STATISTICS, cut.MOMENTS, SINK)
+    if call.value.ptr is not None:  # 2^60 times a value may leave float32 where the value does not
+        too_large = tl.sum(acc * 0.0, 1) != 0.0  # what is not finite times 0 is NaN
+        lost = lost | (too_large & (sums.row_sum < float("inf")))
+    return sums, lost
+
+
+@triton.jit
+def _scores_of(q, k, FLOAT: tl.constexpr, cut):
+    """Q K^T [M, N], before any scale."""
     return tl.dot(q, tl.trans(k), input_precision=cut.PRECISION, out_dtype=FLOAT)
 
 
 @triton.jit
-def _add_values(acc, p, start, rows, value, call, place, EDGE: tl.constexpr, cut):
+def _add_values(acc, p, v, start, rows, call, place, cut):
     """acc + P V of the tile of keys at `start`, after dropout."""
     if call.dropout.rate is not None:
         head = place.b * call.heads + place.h
         columns = start + tl.arange(0, cut.BLOCK_N)
         kept = keeps(call.dropout, head, rows[:, None], columns[None, :])
         p = tl.where(kept, p, 0.0)
-    v = _tile_at(start, value, place.seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)  # [N, V]
     p = p.to(v.dtype)
     return tl.dot(p, v, acc, input_precision=cut.PRECISION, out_dtype=call.FLOAT)
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import padded, strides
+from scaledot.backends.cuda.launching import leave
 from scaledot.backends.cuda.replay import Once
 
 WIDEST_PART = 128  # of a matrix
@@ -24,23 +25,23 @@ class Plan(NamedTuple):
     """How programs are built for a width."""
 
     tokens: int  # at a time
-    stages: int  # of which all but one are on their way
+    stages: int  # of which all but two are on their way: one is read, one has just been
     warps: int
     programs: int  # that a multiprocessor holds at once
-    most: dict[str, int]  # registers, so that it does
+    most: dict[str, int]  # registers, so that it does (unasked, ptxas gives sm_80 32)
     width: int  # a power of two
     part: int  # rows and columns of a matrix, or of a quarter of it
     parts: int  # of a matrix that are computed
 
 
 def plan_for(width: int) -> Plan:
-    """By what the registers hold (compiled for sm_90: next to nothing is spilled in the loops)."""
+    """By what the registers hold (compiled for sm_90: nothing is spilled in the straight loop)."""
     wide = padded(width)
     if wide <= 64:
-        return Plan(64, 3, 4, 4, {"maxnreg": 128}, wide, wide, 1)
+        return Plan(64, 5, 4, 4, {"maxnreg": 128}, wide, wide, 1)
     if wide <= WIDEST_PART:
-        return Plan(64, 3, 8, 2, {"maxnreg": 128}, wide, wide, 1)
-    return Plan(16, 6, 8, 1, {}, wide, WIDEST_PART, 3)
+        return Plan(64, 5, 8, 2, {"maxnreg": 128}, wide, wide, 1)
+    return Plan(32, 6, 8, 1, {"maxnreg": 255}, wide, WIDEST_PART, 3)
 
 
 class Grams(NamedTuple):
@@ -51,8 +52,8 @@ class Grams(NamedTuple):
     squares: Tensor  # one number: the keys' squares as they are, summed
 
 
-def measure(key: Tensor, plan: Plan, chunk: int, launches: Once) -> Grams:
-    """One launch. The last chunk of a head ends with its keys."""
+def measure(key: Tensor, plan: Plan, chunk: int, launches: Once, beside: bool) -> Grams:
+    """One launch. The last chunk of a head ends with its keys. beside: see launching.leave."""
     batch, groups, keys = key.shape[:3]
     chunks = -(-keys // chunk)
     programs = batch * groups * chunks
@@ -79,8 +80,10 @@ def measure(key: Tensor, plan: Plan, chunk: int, launches: Once) -> Grams:
         "TOKENS": plan.tokens,
         "LANES": min(32 * plan.warps * 8 // plan.part, plan.tokens),
         "STAGES": stages_for(plan.stages, key, in_steps),
+        "FEWER": stages_for(min(plan.stages, 3), key, in_steps),
+        "BESIDE": beside,
     }
-    options = {"num_warps": plan.warps, "num_stages": 1, **plan.most}
+    options = {"num_warps": plan.warps, "num_stages": 1, "launch_pdl": beside, **plan.most}
     launches.launch(measure_keys, programs, key, arguments, **options)
     return grams
 
@@ -122,8 +125,14 @@ def measure_keys(
     TOKENS: tl.constexpr,
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
+    FEWER: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
-    """One program a chunk. x and y are the left and the right half of what is wider than PART."""
+    """One program a chunk. x and y are the left and the right half of what is wider than PART.
+
+    Where keys are counted from zero, as most are, products read them where they arrive: only their
+    squares pass through registers. Elsewhere what is left of them goes back to shared memory first.
+    """
     WIDE: tl.constexpr = WIDTH > PART
     place = tl.program_id(0).to(tl.int64)
     head, index = place // chunks, (place % chunks).to(tl.int32)
@@ -132,61 +141,75 @@ def measure_keys(
     stop = tl.minimum(start + chunk, keys)
     step = (stride_kn, stride_kd)
     d = tl.arange(0, PART)
+    e = PART + d
     n = start + tl.arange(0, TOKENS)
     raw = load_tokens(keys_ptr, n, n < stop, d, width, step, STEP)
     x_centre = centre_of(raw, n < stop)
-    xx = tl.zeros([PART, PART], tl.float32)
-    none = tl.zeros([LANES, PART], tl.float32)
-    x_sums = none, none
-    squares = tl.zeros([LANES, PART // 8], tl.float32)
-    e, y_centre, xy, yy, y_sums = PART + d, x_centre, xx, xx, x_sums
+    y_centre = x_centre
     if WIDE:
         raw = load_tokens(keys_ptr, n, n < stop, e, width, step, STEP)
         y_centre = centre_of(raw, n < stop)
+    ones = tl.full([TOKENS, 16], 1.0, tl.float32).to(raw.dtype)  # a product has no fewer columns
+    xx = tl.zeros([PART, PART], tl.float32)
+    xy, yy = xx, xx
+    x_sums = tl.zeros([PART, 16], tl.float32)
+    y_sums = x_sums
+    squares = tl.zeros([LANES, PART // 8], tl.float32)
     whole = start + (stop - start) // TOKENS * TOKENS
-    for at in tl.range(start, whole, TOKENS, num_stages=STAGES):
+    straight = tl.max(tl.maximum(tl.abs(x_centre), tl.abs(y_centre)), 0) == 0.0
+    straight_stop = uniform(tl.where(straight, whole, start))
+    # Sums come last, and are awaited: so no product is left that still reads what is overwritten
+    # next (see the traps of kernels.md).
+    for at in tl.range(start, straight_stop, TOKENS, num_stages=STAGES):
         n = at + tl.arange(0, TOKENS)
-        raw = load_all_tokens(keys_ptr, n, d, width, step, STEP, FILLED)
-        x = raw - x_centre.to(raw.dtype)[None, :]
-        x_sums, squares = _add(x_sums, squares, raw, x, LANES)
+        x = load_all_tokens(keys_ptr, n, d, width, step, STEP, FILLED)
+        xx = tl.dot(tl.trans(x), x, xx)
         if WIDE:
-            raw = load_all_tokens(keys_ptr, n, e, width, step, STEP, FILLED)
-            y = raw - y_centre.to(raw.dtype)[None, :]
-            y_sums, squares = _add(y_sums, squares, raw, y, LANES)
+            y = load_all_tokens(keys_ptr, n, e, width, step, STEP, FILLED)
             xy = tl.dot(tl.trans(x), y, xy)
             yy = tl.dot(tl.trans(y), y, yy)
-        xx = tl.dot(tl.trans(x), x, xx)
-    if whole < stop:
-        n = whole + tl.arange(0, TOKENS)
-        there = (n < stop)[:, None]
+            squares = _add_squares(squares, y, LANES)
+            y_sums += _summed(y, ones)
+        squares = _add_squares(squares, x, LANES)
+        x_sums += _summed(x, ones)
+    x_kept, y_kept = x_sums, y_sums  # of what was multiplied; rounded, where it was
+    for at in tl.range(straight_stop, stop, TOKENS, num_stages=FEWER):
+        n = at + tl.arange(0, TOKENS)
+        there = (n < stop).to(raw.dtype)[:, None]
         raw = load_tokens(keys_ptr, n, n < stop, d, width, step, STEP)
-        x = tl.where(there, raw - x_centre.to(raw.dtype)[None, :], 0.0)
-        x_sums, squares = _add(x_sums, squares, raw, x, LANES)
+        x = raw - there * x_centre.to(raw.dtype)[None, :]
+        xx = tl.dot(tl.trans(x), x, xx)
+        x_kept += _summed(x, ones)
+        squares = _add_squares(squares, raw, LANES)
+        x_sums += _summed(raw, ones)
         if WIDE:
             raw = load_tokens(keys_ptr, n, n < stop, e, width, step, STEP)
-            y = tl.where(there, raw - y_centre.to(raw.dtype)[None, :], 0.0)
-            y_sums, squares = _add(y_sums, squares, raw, y, LANES)
+            y = raw - there * y_centre.to(raw.dtype)[None, :]
             xy = tl.dot(tl.trans(x), y, xy)
             yy = tl.dot(tl.trans(y), y, yy)
-        xx = tl.dot(tl.trans(x), x, xx)
+            y_kept += _summed(y, ones)
+            squares = _add_squares(squares, raw, LANES)
+            y_sums += _summed(raw, ones)
 
-    # About the mean of the chunk itself: of the numbers that were multiplied, rounded as they were.
+    # About the mean of the chunk itself: of the numbers that were multiplied.
     number = (stop - start).to(tl.float32)
-    x_sum = tl.sum(x_sums[1], 0)
+    x_sum = _first_column(x_kept)
     x_shift = x_sum / number
     matrix_ptr = matrices_ptr + place * ((2 * (WIDTH // PART) - 1) * PART * PART)
     entries = d[:, None] * PART + d[None, :]
     tl.store(matrix_ptr + entries, xx - x_sum[:, None] * x_shift[None, :])
-    tl.store(means_ptr + place * WIDTH + d, tl.sum(x_sums[0], 0) / number)
+    tl.store(means_ptr + place * WIDTH + d, _first_column(x_sums) / number)
     if WIDE:
-        y_sum = tl.sum(y_sums[1], 0)
+        y_sum = _first_column(y_kept)
         y_shift = y_sum / number
         matrix_ptr += PART * PART
         tl.store(matrix_ptr + entries, xy - x_sum[:, None] * y_shift[None, :])
         matrix_ptr += PART * PART
         tl.store(matrix_ptr + entries, yy - y_sum[:, None] * y_shift[None, :])
-        tl.store(means_ptr + place * WIDTH + e, tl.sum(y_sums[0], 0) / number)
+        tl.store(means_ptr + place * WIDTH + e, _first_column(y_sums) / number)
     tl.store(squares_ptr + place, tl.sum(squares))
+    if BESIDE:
+        leave()
 
 
 @triton.jit
@@ -202,6 +225,16 @@ def place_in_parts(program, WIDTH: tl.constexpr, PART: tl.constexpr, ROWS: tl.co
     e = part // 2 * PART + row % PART
     d = (part + 1) // 2 * PART + tl.arange(0, PART)
     return head, part, row, e, d
+
+
+@triton.jit
+def uniform(number):
+    """The same integer, and ptxas sees that it is one for all threads of a warp (REDUX).
+
+    A loop whose end it takes for each thread's own has no uniform registers: each product then
+    waits for its addresses to be moved there.
+    """
+    return tl.max(tl.zeros([32], tl.int32) + number, 0)
 
 
 @triton.jit
@@ -239,21 +272,27 @@ def centre_of(keys, inside):
 
 
 @triton.jit
-def _add(sums, squares, raw, kept, LANES: tl.constexpr):
-    """Tokens [TOKENS, PART] join the sums of them and of what was kept of them; their squares.
+def _summed(tokens, ones):
+    """[PART, 16], each column the sum of tokens [TOKENS, PART].
 
-    What is summed is in one thread, so nothing is exchanged.
+    A number of imprecise additions, which 16-bit products do not look at, keeps Triton from adding
+    up all steps in the tensor cores, which cut off: these few sums are rounded.
     """
-    wide = raw.to(tl.float32)
-    own = tl.sum(tl.reshape(wide * wide, [raw.shape[0], raw.shape[1] // 8, 8]), 2)
-    sums = sums[0] + _by_lane(wide, LANES), sums[1] + _by_lane(kept.to(tl.float32), LANES)
-    return sums, squares + _by_lane(own, LANES)
+    return tl.dot(tl.trans(tokens), ones, max_num_imprecise_acc=16)
 
 
 @triton.jit
-def _by_lane(values, LANES: tl.constexpr):
-    """[TOKENS, n] to [LANES, n]."""
-    return tl.sum(tl.reshape(values, [values.shape[0] // LANES, LANES, values.shape[1]]), 0)
+def _add_squares(squares, tokens, LANES: tl.constexpr):
+    """Those of tokens [TOKENS, PART] join [LANES, PART / 8]: what is summed is in one thread."""
+    wide = tokens.to(tl.float32)
+    own = tl.sum(tl.reshape(wide * wide, [tokens.shape[0], tokens.shape[1] // 8, 8]), 2)
+    return squares + tl.sum(tl.reshape(own, [own.shape[0] // LANES, LANES, own.shape[1]]), 0)
+
+
+@triton.jit
+def _first_column(sums):
+    """[PART] of [PART, 16] with equal columns."""
+    return tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, sums, 0.0), 1)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.language.extra.cuda import gdc_wait
 from triton.runtime.jit import JITFunction
 
 KNOWN = triton.__version__.startswith("3.6.")  # of which we know how it launches
@@ -57,6 +58,19 @@ def _launch_again(
         _compiled.clear()
     _compiled[key] = compiled
     return compiled
+
+
+@triton.jit
+def leave():
+    """The end of a program of a launch that runs beside the one before it.
+
+    Launched with `launch_pdl`, such programs begin before the launch ahead of them has ended, on
+    the multiprocessors that it leaves first (if it allows that: `pipeline.let_next_begin`). They
+    must not read what it writes. The last of them waits for it, so that both have ended for
+    whoever comes next.
+    """
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        gdc_wait()
 
 
 def run_again(compiled: Any, programs: int, device: int, arguments: Sequence[Any]) -> None:

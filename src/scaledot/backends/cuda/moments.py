@@ -43,7 +43,7 @@ COUNT, MEAN, M2 = (tl.constexpr(ROW_PLANES.index(name)) for name in ("count", "m
 HERE = tl.constexpr(PLANES)  # of how many keys the moments are so far
 MOST_BLOCKS = 32
 ROWS = 64  # that a product of a warpgroup has
-TILES = 8  # of rows, one program
+MOST_TILES = 16  # of rows, one program
 STAGES = 3  # of tiles, of which all but one are on their way
 RUN_ENTRIES = 256  # of a matrix, one program
 RUN_STAGES = 6  # of blocks
@@ -63,6 +63,7 @@ def add_blocks(
     block: int,
     tile_rows: int,
     launches: Once = ONCE,
+    beside: bool = False,
 ) -> Tensor | None:
     """Completes the planes mean and m2 of statistics [10, B, H, Q].
 
@@ -70,6 +71,7 @@ def add_blocks(
     missing, and are whole blocks of `block` keys, equally many for each row of a tile of
     `tile_rows` and no fewer than for the tile before. Returns sums of the squares of the keys where
     it has read just those that count, equally many for each head, as `summary.fill` takes.
+    beside: the first launch need not wait for the one before it (launching.leave).
     """
     query, key = inputs.query, inputs.key
     assert statistics.is_contiguous()
@@ -82,9 +84,10 @@ def add_blocks(
     if blocks == 0:
         return None
     plan = gram.plan_for(query.shape[-1])
-    grams = gram.measure(key, plan, block, launches)
+    grams = gram.measure(key, plan, block, launches, beside)
     covariances, running = _run_on_all(grams, key, plan, block, launches)
-    tiles = -(-queries // (ROWS * TILES))
+    tiles_each = min(max(block // ROWS, 1), MOST_TILES)  # so that most meet one matrix
+    tiles = -(-queries // (ROWS * tiles_each))
     in_steps = gram.strides_in_steps("q", query, "bhnd")
     arguments: dict[str, Any] = {
         "statistics_ptr": statistics,
@@ -107,7 +110,7 @@ def add_blocks(
         "FILLED": query.shape[-1] == plan.width,
         "LOG_N": settings.log_n,
         "ROWS": ROWS,
-        "TILES": TILES,
+        "TILES": tiles_each,
         "STAGES": gram.stages_for(STAGES, query, in_steps),
     }
     # With fewer registers, more programs share a multiprocessor.
@@ -252,9 +255,10 @@ def _add_to_rows(
     seen = tl.load(planes_ptr + COUNT * plane + first_row, mask=inside, other=0.0)
     seen -= tl.load(planes_ptr + HERE * plane + first_row, mask=inside, other=0.0)
     lasts = (seen / block + 0.5).to(tl.int32) - 1
-    final = tl.max(lasts, 0)
+    final = gram.uniform(tl.max(lasts, 0))
+    lowest = gram.uniform(tl.min(tl.where(inside, lasts, final), 0))
     # Most often one: a program has as many rows as a block has keys.
-    for last in range(tl.maximum(tl.min(tl.where(inside, lasts, final), 0), 0), final + 1):
+    for last in range(tl.maximum(lowest, 0), final + 1):
         there = ((last + 1) * block).to(tl.float32)
         place = key_head * blocks + last
         matrix_ptr = covariances_ptr + place * ((2 * (WIDTH // PART) - 1) * MATRIX * 2) + square
@@ -269,8 +273,8 @@ def _add_to_rows(
             yy_rest = tl.load(matrix_ptr + 5 * MATRIX)
             y_mean_key = tl.load(running_ptr + place * WIDTH + PART + d)
             y_mean_key = gram.in_columns(y_mean_key, tl.bfloat16)
-        begin = start + tl.sum((inside & (lasts < last)).to(tl.int32), 0) * ROWS
-        end = start + tl.sum((inside & (lasts <= last)).to(tl.int32), 0) * ROWS
+        begin = start + gram.uniform(tl.sum((inside & (lasts < last)).to(tl.int32), 0)) * ROWS
+        end = start + gram.uniform(tl.sum((inside & (lasts <= last)).to(tl.int32), 0)) * ROWS
         for at in tl.range(begin, end, ROWS, num_stages=STAGES):
             row = at + tl.arange(0, ROWS)
             read = tl.minimum(row, queries - 1)

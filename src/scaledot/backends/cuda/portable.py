@@ -42,16 +42,16 @@ def _forward(
     from scaledot.backends.cuda import arguments, forward, whole_moments
     from scaledot.backends.cuda.additive import forward as additive
 
-    key_squares = None
+    squares = key_squares = None
     if inputs.weight is not None:
         lse, rows = additive.forward(inputs, settings, out, wants_vitals)
     elif wants_vitals and _moments_from_matrices(inputs, settings):
         inputs = arguments.aligned(inputs)
-        lse, rows = forward.forward(inputs, settings, out, wants_vitals, moments=False)
+        lse, (rows, squares, _) = forward.forward(inputs, settings, out, True, moments=False)
         key_squares = whole_moments.add_all(rows, inputs, settings)
     else:
-        lse, rows = forward.forward(inputs, settings, out, wants_vitals)
-    return backend.measured(lse, rows, inputs, wants_vitals, per_row, key_squares)
+        lse, (rows, squares, key_squares) = forward.forward(inputs, settings, out, wants_vitals)
+    return backend.measured(lse, rows, inputs, wants_vitals, per_row, squares, key_squares)
 
 
 def _moments_from_matrices(inputs: Inputs, settings: Settings) -> bool:

@@ -31,6 +31,7 @@ from scaledot.backends.cuda.logits import LN2, LOG2E, entry, lowest, number
 
 RESIDUAL_LIMIT = tl.constexpr(65536.0)  # a float32 of this size is off by 2^-8 at most
 ROOM = tl.constexpr(2.0**60)  # for l about a pivot that stays: l^2 and p2 are within float32
+FAR_BELOW = tl.constexpr(-65536.0)  # 2^u is 0 there, and u times that too
 NO = tl.constexpr(False)
 
 
@@ -216,6 +217,38 @@ def add_arguments(
 
 
 @triton.jit
+def set_pivots(sums, scores, scale, seen, SINK: tl.constexpr, dtype: tl.constexpr):
+    """`start_sums` with the pivots that a first tile of raw scores suggests; it joins no sum yet.
+
+    scale: a number or [M, 1]. seen [M, N]: which pairs are not hidden.
+    """
+    tile_max = tl.max(tl.where(seen, scores * scale, float("-inf")), 1)
+    row_max = tl.maximum(sums.row_max, tile_max)
+    row_sum = sums.row_sum
+    weighted = sums.weighted
+    squares = sums.squares
+    z_max = sums.z_max
+    if SINK:  # its own part follows the pivot, and the moments have theirs among the keys
+        d = tl.maximum(sums.row_max - row_max, lowest(dtype))
+        alpha = tl.exp2(d)
+        row_sum = alpha * row_sum
+        weighted = d * row_sum
+        squares = alpha * alpha * squares
+        z_max = tl.maximum(z_max, tile_max)
+    return Sums(
+        row_max,
+        row_sum,
+        weighted,
+        squares,
+        sums.key_max,
+        sums.count,
+        z_max,
+        sums.z_sum,
+        sums.z_squares,
+    )
+
+
+@triton.jit
 def start_steady(BLOCK: tl.constexpr, dtype: tl.constexpr):
     nothing = tl.zeros([BLOCK, 4], dtype)
     least = tl.zeros([BLOCK, 4], tl.int32)  # the bits of 0.0
@@ -228,15 +261,18 @@ def add_steady(
     sums,
     scores,
     scale,
+    seen,
     STATISTICS: tl.constexpr,
     MOMENTS: tl.constexpr,
     SINK: tl.constexpr,
 ):
-    """A tile that hides nothing, of raw scores, about the pivots that `sums` has; and p = 2^u.
+    """A tile of raw scores about the pivots that `sums` has; and p = 2^u.
 
-    scale: a number or [M, 1].
+    scale: a number or [M, 1]. seen [M, N]: which pairs are not hidden; None: all.
     """
     u = scores * scale - sums.row_max[:, None]
+    if seen is not None:
+        u = tl.where(seen, u, FAR_BELOW)
     p = tl.exp2(u)
     row_sum = steady.row_sum + _sum_by_thread(p)
     weighted = steady.weighted
@@ -255,6 +291,8 @@ def add_steady(
             deviation = u
             if SINK:
                 deviation = scores * scale - sums.z_max[:, None]
+            if seen is not None:
+                deviation = tl.where(seen, deviation, 0.0)
             z_sum += _sum_by_thread(deviation)
             z_squares += _sum_by_thread(deviation * deviation)
     return Steady(row_sum, weighted, squares, largest, z_sum, z_squares), p
@@ -284,7 +322,10 @@ def _max_by_thread(x):
 def join_steady(
     sums, steady, keys, STATISTICS: tl.constexpr, MOMENTS: tl.constexpr, SINK: tl.constexpr
 ):
-    """The sums with those about the same pivots, of `keys` further keys; which rows are lost."""
+    """The sums with those about the same pivots, of `keys` further keys; which rows are lost.
+
+    keys: a number or [M].
+    """
     row_sum = sums.row_sum + tl.sum(steady.row_sum, 1)
     weighted = sums.weighted
     squares = sums.squares
@@ -332,7 +373,7 @@ def close_sums(sums, sink2):
 @triton.jit
 def store_output(call, out, b, h, rows, inside, acc, closed, V: tl.constexpr):
     """acc / l of the rows, 0 where a row saw nothing."""
-    result = acc / closed.divisor[:, None]
+    result = acc * (1.0 / closed.divisor)[:, None]
     if call.dropout.rate is not None:
         result = result * number(call.dropout.factor, call.FLOAT)
     result = tl.where(closed.empty[:, None], 0.0, result)
@@ -349,10 +390,27 @@ def _finite(x):
 
 
 @triton.jit
-def _store_plane(ptr, index: tl.constexpr, plane, offsets, values, blank, empty, broken, inside):
-    values = tl.where(empty, blank, values)
-    values = tl.where(broken, float("nan"), values)
-    tl.store(ptr + index * plane + offsets, values, mask=inside)
+def _of_row(values, blank, empty, broken):
+    return tl.where(broken, float("nan"), tl.where(empty, blank, values))
+
+
+@triton.jit
+def _side_by_side(a, b, c, d):
+    """[M, 4]."""
+    joined = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(joined, [a.shape[0], 4])
+
+
+@triton.jit
+def _store_planes(ptr, plane, offsets, even, odd, NUMBER: tl.constexpr, inside):
+    """[M, 4] of the planes 0, 2, 4, 6 and of 1, 3, 5, 7 to the first NUMBER planes.
+
+    All at once: each store makes all warps wait until its numbers went through shared memory.
+    """
+    index = tl.arange(0, 8)
+    values = tl.reshape(tl.join(even, odd), [even.shape[0], 8])
+    ptrs = ptr + index.to(tl.int64)[None, :] * plane + offsets[:, None]
+    tl.store(ptrs, values, mask=inside[:, None] & (index < NUMBER)[None, :])
 
 
 @triton.jit
@@ -393,19 +451,26 @@ def store_statistics(
         max_logit = sums.z_max
     broken = (finite == 0) & (empty == 0)
     lse = closed.lse2 * LN2
-    _store_plane(ptr, 0, plane, offsets, max_logit * LN2, float("-inf"), empty, broken, inside)
-    _store_plane(ptr, 1, plane, offsets, lse, float("-inf"), empty, broken, inside)
-    _store_plane(ptr, 2, plane, offsets, entropy, 0.0, empty, broken, inside)
-    _store_plane(ptr, 3, plane, offsets, top_p, 0.0, empty, broken, inside)
-    _store_plane(ptr, 4, plane, offsets, sum_p2, 0.0, empty, broken, inside)
-    _store_plane(ptr, 5, plane, offsets, first_p, 0.0, empty, broken, inside)
-    tl.store(ptr + 6 * plane + offsets, count.to(dtype), mask=inside)
+    mean = n
     if MOMENTS:
         shift = sums.z_sum / n
+        pivot = tl.where(sums.z_max == lowest(dtype), sums.row_max, sums.z_max)
+        mean = _of_row((pivot + shift) * LN2, 0.0, empty, broken)
         m2 = tl.maximum(sums.z_squares - shift * sums.z_sum, 0.0) * (LN2 * LN2)
         # squares past the type's range: infinite, not NaN, for the row is sound
         m2 = tl.where(_finite(sums.z_squares), m2, float("inf"))
-        pivot = tl.where(sums.z_max == lowest(dtype), sums.row_max, sums.z_max)
-        mean = (pivot + shift) * LN2
-        _store_plane(ptr, 7, plane, offsets, mean, 0.0, empty, broken, inside)
-        _store_plane(ptr, 8, plane, offsets, m2, 0.0, empty, broken, inside)
+        m2 = _of_row(m2, 0.0, empty, broken)
+        tl.store(ptr + 8 * plane + offsets, m2, mask=inside)
+    even = _side_by_side(
+        _of_row(max_logit * LN2, float("-inf"), empty, broken),
+        _of_row(entropy, 0.0, empty, broken),
+        _of_row(sum_p2, 0.0, empty, broken),
+        count.to(dtype),
+    )
+    odd = _side_by_side(
+        _of_row(lse, float("-inf"), empty, broken),
+        _of_row(top_p, 0.0, empty, broken),
+        _of_row(first_p, 0.0, empty, broken),
+        mean,
+    )
+    _store_planes(ptr, plane, offsets, even, odd, 8 if MOMENTS else 7, inside)

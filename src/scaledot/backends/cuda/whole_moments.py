@@ -22,7 +22,7 @@ The quarter of a wide matrix that lies off its diagonal counts twice.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,21 +41,42 @@ MULTIPROCESSORS = 132  # of an H200
 # Tokens of one program. Tensor cores cut their sums off instead of rounding them, so long sums
 # drift; short ones leave more matrices to write.
 LONGEST, SHORTEST = 1024, 256
-MERGED = 16  # chunks at a time
-MERGED_ENTRIES = 8192  # of their matrices together
-ROWS = 64  # that a product of a warpgroup has
-# Two tiles of rows are on their way, and before each of them which of its rows count.
-STAGES = 5
+MERGED_ENTRIES = 256  # of a matrix, one program
+MERGE_STAGES = 6  # of chunks
+FEWER = 64  # rows at a time where some do not count: so many has a product of a warpgroup
 HALF_UNIT = tl.constexpr(16384.0)  # what float16 numbers are scaled to, of 65504
 
 
+class RowsPlan(NamedTuple):
+    """How programs that measure rows are built for a width."""
+
+    tokens: int  # at a time
+    stages: int  # of which all but one are on their way
+    warps: int
+    most: dict[str, int]  # registers
+
+
+def rows_plan_for(plan: gram.Plan) -> RowsPlan:
+    """Each warpgroup has 64 rows of a mean's product, so nothing is exchanged between them."""
+    if plan.width <= 64:
+        return RowsPlan(64, 4, 4, {"maxnreg": 128})
+    if plan.width <= gram.WIDEST_PART:
+        return RowsPlan(128, 3, 8, {"maxnreg": 128})
+    return RowsPlan(128, 3, 8, {"maxnreg": 255})
+
+
 def add_all(
-    statistics: Tensor, inputs: Inputs, settings: Settings, launches: Once = ONCE
+    statistics: Tensor,
+    inputs: Inputs,
+    settings: Settings,
+    launches: Once = ONCE,
+    beside: bool = False,
 ) -> Tensor:
     """Fills the planes mean and m2 of statistics [PLANES, B, H, Q], the others of which are there.
 
     m2 is right as a sum over the rows of a head that count: each has an even share of its chunk's.
     Returns sums of the squares of the keys, equally many for each head, as `summary.fill` takes.
+    beside: the first launch need not wait for the one before it (launching.leave).
     """
     query, key = inputs.query, inputs.key
     assert statistics.is_contiguous()
@@ -66,9 +87,10 @@ def add_all(
     assert all(each is None for each in hidden_by)
     plan = gram.plan_for(query.shape[-1])
     keys_chunk = _chunk(key.shape[0] * key.shape[1], key.shape[2], plan)
-    grams = gram.measure(key, plan, keys_chunk, launches)
+    grams = gram.measure(key, plan, keys_chunk, launches, beside)
     scatter, mean_key = _merge(grams, key, plan, keys_chunk, launches)
     batch, heads, queries = query.shape[:3]
+    rows = rows_plan_for(plan)
     chunk = _chunk(batch * heads, queries, plan)
     chunks = -(-queries // chunk)
     in_steps = gram.strides_in_steps("q", query, "bhnd")
@@ -89,11 +111,14 @@ def add_all(
         **strides("scale_", inputs.head_scale, "bh"),
         "WIDTH": plan.width,
         "PART": plan.part,
-        "TOKENS": ROWS,
-        "STAGES": gram.stages_for(STAGES, query, in_steps),
+        "FILLED": query.shape[-1] == plan.width,
+        "LONGEST": LONGEST,
+        "TOKENS": rows.tokens,
+        "FEWER": FEWER,
+        "STAGES": gram.stages_for(rows.stages, query, in_steps),
     }
     programs = batch * heads * chunks
-    options = {"num_warps": plan.warps, "num_stages": 1, **plan.most}
+    options = {"num_warps": rows.warps, "num_stages": 1, **rows.most}
     launches.launch(_measure_rows, programs, query, arguments, **options)
     return grams.squares
 
@@ -107,8 +132,7 @@ def _merge(
     chunks = -(-keys // chunk)
     scatter = launches.room(key, heads * plan.parts * plan.part * plan.part, torch.float32)
     mean_key = launches.room(key, heads * plan.width, torch.float32)
-    at_a_time = min(1 << (chunks - 1).bit_length(), MERGED)
-    rows = min(MERGED_ENTRIES // (at_a_time * plan.part), plan.part)
+    rows = max(MERGED_ENTRIES // plan.part, 1)
     arguments: dict[str, Any] = {
         "matrices_ptr": grams.matrices,
         "means_ptr": grams.means,
@@ -120,10 +144,10 @@ def _merge(
         "WIDTH": plan.width,
         "PART": plan.part,
         "ROWS": rows,
-        "CHUNKS": at_a_time,
+        "STAGES": MERGE_STAGES,
     }
     programs = heads * plan.parts * plan.part // rows
-    launches.launch(_merge_chunks, programs, key, arguments, num_warps=4)
+    launches.launch(_merge_chunks, programs, key, arguments, num_warps=2, num_stages=1)
     return scatter, mean_key
 
 
@@ -148,7 +172,7 @@ def _merge_chunks(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     ROWS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program a few rows of a head's matrix. Means are counted from that of the first chunk."""
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
@@ -162,20 +186,14 @@ def _merge_chunks(
     scatter = tl.zeros([ROWS, PART], tl.float32)
     sum_e = tl.zeros([ROWS], tl.float32)
     sum_d = tl.zeros([PART], tl.float32)
-    for first in range(0, chunks, CHUNKS):
-        index = first + tl.arange(0, CHUNKS)
-        there = index < chunks
-        size = tl.where(there, tl.minimum(keys - index * chunk, chunk), 0).to(tl.float32)
-        place = index.to(tl.int64)
-        at = matrices_ptr + place[:, None, None] * (PARTS * PART * PART) + entries[None, :, :]
-        own = tl.load(at, mask=there[:, None, None], other=0.0)
-        at = means_ptr + place[:, None] * WIDTH
-        off_e = tl.load(at + e[None, :], mask=there[:, None], other=0.0) - origin_e[None, :]
-        off_d = tl.load(at + d[None, :], mask=there[:, None], other=0.0) - origin_d[None, :]
-        weighted_e = off_e * size[:, None]
-        scatter += tl.sum(own + weighted_e[:, :, None] * off_d[:, None, :], 0)
-        sum_e += tl.sum(weighted_e, 0)
-        sum_d += tl.sum(off_d * size[:, None], 0)
+    for index in tl.range(0, chunks, num_stages=STAGES):
+        own = tl.load(matrices_ptr + tl.cast(index, tl.int64) * (PARTS * PART * PART) + entries)
+        size = tl.minimum(keys - index * chunk, chunk).to(tl.float32)
+        off_e = (tl.load(means_ptr + index * WIDTH + e) - origin_e) * size
+        off_d = tl.load(means_ptr + index * WIDTH + d) - origin_d
+        scatter += own + off_e[:, None] * off_d[None, :]
+        sum_e += off_e
+        sum_d += off_d * size
     shift_e = sum_e / keys
     scatter -= shift_e[:, None] * sum_d[None, :]
     scatter *= tl.where(part == 1, 2.0, 1.0)  # also for its mirror image, which is left out
@@ -208,10 +226,14 @@ def _measure_rows(
     STEP: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
+    FILLED: tl.constexpr,
+    LONGEST: tl.constexpr,
     TOKENS: tl.constexpr,
+    FEWER: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program a chunk. Rows that do not count, perhaps NaN, are not read but taken as zeros."""
+    """One program a chunk. Rows that do not count, perhaps NaN, are not read but taken as zeros:
+    where there are any, rows are asked about before they are read."""
     WIDE: tl.constexpr = WIDTH > PART
     program = tl.program_id(0).to(tl.int64)
     head, index = program // chunks, (program % chunks).to(tl.int32)
@@ -243,21 +265,35 @@ def _measure_rows(
     y_mean_key = gram.in_columns(y_mean_key * unit, kind)
     xx = tl.zeros([PART, PART], tl.float32)
     xy, yy = xx, xx
-    number = tl.zeros([TOKENS], tl.int32)
+    every = start + tl.arange(0, LONGEST)
+    number = tl.sum(_counts(row_max_ptr, every, stop).to(tl.int32), 0)
+    whole = start + (stop - start) // TOKENS * TOKENS
+    straight_stop = gram.uniform(tl.where(number == stop - start, whole, start))
     # Of x and y nothing but products is taken, the row's mean too: what is read ahead and also used
     # otherwise, Triton 3.6 overwrites while products that nobody waits for still read it.
-    for at in tl.range(start, stop, TOKENS, num_stages=STAGES):
+    for at in tl.range(start, straight_stop, TOKENS, num_stages=STAGES):
         row = at + tl.arange(0, TOKENS)
-        counted = _counts(row_max_ptr, row, stop)
-        number += counted.to(tl.int32)
-        x = gram.load_tokens(rows_ptr, row, counted, d, width, step, STEP)
-        means = tl.dot(x, x_mean_key)
+        x = gram.load_all_tokens(rows_ptr, row, d, width, step, STEP, FILLED)
         xx = tl.dot(tl.trans(x), x, xx)
         if WIDE:
-            y = gram.load_tokens(rows_ptr, row, counted, e, width, step, STEP)
-            means = tl.dot(y, y_mean_key, means)
+            y = gram.load_all_tokens(rows_ptr, row, e, width, step, STEP, FILLED)
             xy = tl.dot(tl.trans(x), y, xy)
             yy = tl.dot(tl.trans(y), y, yy)
+            means = tl.dot(y, y_mean_key, tl.dot(x, x_mean_key))
+        else:
+            means = tl.dot(x, x_mean_key)
+        tl.store(means_ptr + row, tl.sum(means, 1) * back)
+    for at in range(straight_stop, stop, FEWER):
+        row = at + tl.arange(0, FEWER)
+        counted = _counts(row_max_ptr, row, stop)
+        x = gram.load_tokens(rows_ptr, row, counted, d, width, step, STEP)
+        xx = tl.dot(tl.trans(x), x, xx)
+        means = tl.dot(x, x_mean_key)
+        if WIDE:
+            y = gram.load_tokens(rows_ptr, row, counted, e, width, step, STEP)
+            xy = tl.dot(tl.trans(x), y, xy)
+            yy = tl.dot(tl.trans(y), y, yy)
+            means = tl.dot(y, y_mean_key, means)
         tl.store(means_ptr + row, tl.sum(means, 1) * back, mask=row < stop)
 
     matrix_ptr = scatter_ptr + key_head * ((2 * (WIDTH // PART) - 1) * PART * PART)
@@ -269,11 +305,9 @@ def _measure_rows(
         matrix_ptr += PART * PART
         trace += tl.sum(yy * tl.load(matrix_ptr + entries))
     trace = tl.where(trace < 0.0, 0.0, trace)  # what is not a number stays so
-    share = factor * factor * trace / tl.maximum(tl.sum(number, 0), 1)
-    for at in range(start, stop, TOKENS):
-        row = at + tl.arange(0, TOKENS)
-        m2 = tl.zeros([TOKENS], tl.float32) + share
-        tl.store(row_max_ptr + M2 * plane + row, m2, mask=row < stop)
+    share = factor * factor * trace / tl.maximum(number, 1)
+    m2 = tl.zeros([LONGEST], tl.float32) + share
+    tl.store(row_max_ptr + M2 * plane + every, m2, mask=every < stop)
 
 
 @triton.jit

@@ -62,12 +62,16 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
         launches=recording,
     )
     if floats is not None and counts is not None:
-        # After the long kernel: while it runs, the short ones are queued.
+        # After the long kernel: while it runs, the short ones are queued, and the first of them
+        # gets the multiprocessors that it leaves.
         rows, squares, key_squares = passed.rows, passed.squares, None
-        if summed == "none":
-            key_squares = whole_moments.add_all(rows, inputs, settings, recording)
+        if summed == "all" and inputs.key_lengths is None and inputs.cu_seqlens_k is None:
+            key_squares = summary.square_keys(inputs.key, recording, beside=True)
+        elif summed == "none":
+            key_squares = whole_moments.add_all(rows, inputs, settings, recording, beside=True)
         elif summed == "edges":
-            tile_rows = passed.tile_rows
-            key_squares = moments.add_blocks(rows, inputs, settings, block, tile_rows, recording)
+            key_squares = moments.add_blocks(
+                rows, inputs, settings, block, passed.tile_rows, recording, beside=True
+            )
         summary.fill(floats, counts, rows, inputs, squares, recording, key_squares)
     recording.keep()

@@ -26,6 +26,7 @@ from scaledot.backends.cuda.hopper.pipeline import (
     agreed,
     either,
     in_round,
+    let_next_begin,
     new_pipe,
     one_per_thread,
     pass_turn,
@@ -154,6 +155,8 @@ def attend(
     TURNS: gl.constexpr,
     EARLY: gl.constexpr,
     QUARTERS: gl.constexpr,
+    ORDER: gl.constexpr,
+    AT_ONCE: gl.constexpr,
     VALUES: gl.constexpr,
     STATISTICS: gl.constexpr,
     MOMENTS: gl.constexpr,
@@ -176,6 +179,8 @@ def attend(
         TURNS,
         EARLY,
         QUARTERS,
+        ORDER,
+        AT_ONCE,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -221,6 +226,8 @@ def attend(
         block,
         plan,
     )
+    if STATISTICS:
+        let_next_begin()
     pipe = new_pipe(plan, q_desc, k_desc, v_desc)
     fence_async_shared()
     # Registers: 64 Ki for all; a producer needs few, so that consumers get 240 or 160 each.

@@ -31,6 +31,8 @@ class Config(NamedTuple):
     turns: bool = False
     early: bool = False
     quarters: bool = False
+    order: str = "lptwab"  # of the sums, see softmax.add_few
+    at_once: int = 2
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
@@ -44,14 +46,21 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
         three = quarters and (width == 128 or (width < 128 and not causal))
         return Config(128, 2, 3 if three else 2, quarters=quarters)
     if width > 128:
+        if moments == "all" and not causal:
+            return Config(64, 2, 2, order="wpltba", at_once=4)
         return Config(64, 2, 2)
     if width > 64:
-        return Config(128, 2, 2, turns=True, early=moments == "all", quarters=quarters)
+        config = Config(128, 2, 2, turns=True, early=moments == "all", quarters=quarters)
+        if moments == "edges":
+            return config._replace(order="tlpwab", at_once=4)
+        return config._replace(order="wpltba")
     if moments is None:
         short = causal and keys < 8192
         return Config(128, 2, 2 if short else 3, turns=True, early=short)
+    if moments == "all":
+        return Config(128, 2, 2, turns=True, early=True, order="wpltba")
     three = moments == "none" and keys >= 8192
-    return Config(128, 2, 3 if three else 2, turns=True, early=True, quarters=quarters)
+    return Config(128, 2, 3 if three else 2, turns=True, early=three, quarters=True)
 
 
 class Passed(NamedTuple):
@@ -61,6 +70,7 @@ class Passed(NamedTuple):
     rows: Tensor  # the planes of statistics.py; a tenth: of how many keys the moments are
     squares: Tensor | None  # B H Q numbers: of each row of the query, summed
     tile_rows: int
+    read: tuple[Tensor | None, ...]  # by the kernel; a launch beside it must not get their memory
 
 
 def forward(
@@ -163,7 +173,8 @@ def forward(
     )
     named = dict(zip(attend.arg_names, (*described, *arguments, *constants), strict=True))
     launches.launch(attend, programs, query, named, num_warps=4)
-    return Passed(lse, rows, squares, tile_rows)
+    read = query, key, value, sinks, head_scale
+    return Passed(lse, rows, squares, tile_rows, read)
 
 
 def planes_of(moments: str) -> int:

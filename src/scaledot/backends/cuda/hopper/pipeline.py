@@ -119,6 +119,13 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
 
 
 @gluon.jit
+def let_next_begin():
+    """Programs of the next launch may begin as soon as all of this one have, if it was made for
+    that: they get the multiprocessors that this one leaves first."""
+    named_barrier(one_per_thread(), "griddepcontrol.launch_dependents; mov.b32 $0, $1;")
+
+
+@gluon.jit
 def in_round(bits, round):
     """Rounds 32 apart share a bit."""
     return ((bits >> (round & 31)) & 1) == 1

@@ -22,6 +22,8 @@ class Plan:
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
     EARLY: gl.constexpr  # P V is awaited before the exponentials, not after
     QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
+    ORDER: gl.constexpr  # of the sums that a score joins, see softmax.add_few
+    AT_ONCE: gl.constexpr  # scores that join one sum before the next
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
     MOMENTS: (
@@ -50,6 +52,8 @@ class Plan:
         TURNS,
         EARLY,
         QUARTERS,
+        ORDER,
+        AT_ONCE,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -73,6 +77,8 @@ class Plan:
         self.TURNS = gl.constexpr(TURNS)
         self.EARLY = gl.constexpr(EARLY)
         self.QUARTERS = gl.constexpr(QUARTERS)
+        self.ORDER = gl.constexpr(ORDER)
+        self.AT_ONCE = gl.constexpr(AT_ONCE)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)

@@ -196,40 +196,79 @@ def add_quarter(s, sums, base, scale, plan, STEADY: gl.constexpr):
 
 @gluon.jit
 def add_sums(u, p, sums, plan, MOMENTS: gl.constexpr, STEADY: gl.constexpr):
-    """u and p [64, 4, n / 4]: by thread. STEADY: the largest P is not known from the pivot."""
+    """u and p [64, 4, n / 4]: by thread. STEADY: the largest P is not known from the pivot.
+
+    A few scores at a time join one sum after the other: a register that was just read for one is
+    still at hand for the next. While products run, what is read from the register file counts.
+    """
     home: gl.constexpr = sums.l.type.layout
+    if not plan.STATISTICS:
+        l = sums.l + at_home(gl.sum(p, 2), home)
+        return Sums(sums.pivot, l, sums.w, sums.p2, sums.a, sums.b, sums.top, sums.first)
+    elif p.shape[2] > plan.AT_ONCE:
+        u0, u1 = halves_by_thread(u)
+        p0, p1 = halves_by_thread(p)
+        sums = add_sums(u0, p0, sums, plan, MOMENTS, STEADY)
+        return add_sums(u1, p1, sums, plan, MOMENTS, STEADY)
+    else:
+        return add_few(u, p, sums, plan, MOMENTS, STEADY)
+
+
+@gluon.jit
+def add_few(u, p, sums, plan, MOMENTS: gl.constexpr, STEADY: gl.constexpr):
+    home: gl.constexpr = sums.l.type.layout
+    l = sums.l
     w = sums.w
     p2 = sums.p2
     a = sums.a
     b = sums.b
     top = sums.top
-    if plan.STATISTICS:
-        if STEADY:  # numbers that are not negative are in order as integers: three at a time
-            tile_top = at_home(gl.max(as_bits(p), 2), home)
-            top = gl.maximum(as_bits(top), tile_top).to(gl.float32, bitcast=True)
-        w = add_products(w, p, u)
-        p2 = add_products(p2, p, p)
-        if MOMENTS:
+    for i in gl.static_range(len(plan.ORDER)):
+        if plan.ORDER[i] == "l":
+            l = add_numbers(l, p)
+        if plan.ORDER[i] == "w":
+            w = add_products(w, u, p)
+        if plan.ORDER[i] == "p":
+            p2 = add_products(p2, p, p)
+        if plan.ORDER[i] == "a" and MOMENTS:
+            a = add_numbers(a, u)
+        if plan.ORDER[i] == "b" and MOMENTS:
             b = add_products(b, u, u)
-            a = a + at_home(gl.sum(u, 2), home)
-    l = sums.l + at_home(gl.sum(p, 2), home)
+        if plan.ORDER[i] == "t" and STEADY:
+            # Numbers that are not negative are in order as integers: three at a time.
+            largest = at_home(gl.max(as_bits(p), 2), home)
+            top = gl.maximum(as_bits(top), largest).to(gl.float32, bitcast=True)
     return Sums(sums.pivot, l, w, p2, a, b, top, sums.first)
 
 
 @gluon.jit
-def add_products(total, x, y):
-    """total [64, 4] + the sum of x y over the last dimension: a multiply-add each.
-
-    gl.sum would begin with a product and end with a sum, and hold more numbers at a time.
-    """
-    n: gl.constexpr = x.shape[2]
+def add_numbers(total, x):
+    """total [64, 4] + the sum of x over the last dimension, one after the other."""
     home: gl.constexpr = total.type.layout
-    if n == 1:
+    if x.shape[2] == 1:
+        return total + at_home(x.reshape([64, 4]), home)
+    else:
+        x0, x1 = halves_by_thread(x)
+        return add_numbers(add_numbers(total, x0), x1)
+
+
+@gluon.jit
+def add_products(total, x, y):
+    """The same of x y: a multiply-add each. gl.sum would begin with a product."""
+    home: gl.constexpr = total.type.layout
+    if x.shape[2] == 1:
         return total + at_home(x.reshape([64, 4]), home) * at_home(y.reshape([64, 4]), home)
     else:
-        x0, x1 = gl.split(x.reshape([64, 4, 2, n // 2]).permute((0, 1, 3, 2)))
-        y0, y1 = gl.split(y.reshape([64, 4, 2, n // 2]).permute((0, 1, 3, 2)))
+        x0, x1 = halves_by_thread(x)
+        y0, y1 = halves_by_thread(y)
         return add_products(add_products(total, x0, y0), x1, y1)
+
+
+@gluon.jit
+def halves_by_thread(x):
+    """[64, 4, n] -> the first and the last [64, 4, n / 2]."""
+    n: gl.constexpr = x.shape[2]
+    return gl.split(x.reshape([64, 4, 2, n // 2]).permute((0, 1, 3, 2)))
 
 
 @gluon.jit

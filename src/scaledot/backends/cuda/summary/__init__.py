@@ -21,6 +21,7 @@ from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.summary.chunks import chunks_kernel
 from scaledot.backends.cuda.summary.heads import heads_kernel
+from scaledot.backends.cuda.summary.keys import square_keys as square_keys
 from scaledot.backends.cuda.summary.places import Parts, Tokens
 from scaledot.backends.cuda.summary.rows import FIELDS, Rows
 from scaledot.backends.inputs import Inputs
