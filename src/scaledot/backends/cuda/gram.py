@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import padded, strides
-from scaledot.backends.cuda.launching import leave
+from scaledot.backends.cuda.launching import enter_beside, leave_beside
 from scaledot.backends.cuda.replay import Once
 
 WIDEST_PART = 128  # of a matrix
@@ -53,7 +53,7 @@ class Grams(NamedTuple):
 
 
 def measure(key: Tensor, plan: Plan, chunk: int, launches: Once, beside: bool) -> Grams:
-    """One launch. The last chunk of a head ends with its keys. beside: see launching.leave."""
+    """One launch. The last chunk of a head ends with its keys. beside: launching.enter_beside."""
     batch, groups, keys = key.shape[:3]
     chunks = -(-keys // chunk)
     programs = batch * groups * chunks
@@ -133,6 +133,8 @@ def measure_keys(
     Where keys are counted from zero, as most are, products read them where they arrive: only their
     squares pass through registers. Elsewhere what is left of them goes back to shared memory first.
     """
+    if BESIDE:
+        enter_beside()
     WIDE: tl.constexpr = WIDTH > PART
     place = tl.program_id(0).to(tl.int64)
     head, index = place // chunks, (place % chunks).to(tl.int32)
@@ -209,7 +211,7 @@ def measure_keys(
         tl.store(means_ptr + place * WIDTH + e, _first_column(y_sums) / number)
     tl.store(squares_ptr + place, tl.sum(squares))
     if BESIDE:
-        leave()
+        leave_beside()
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime.jit import JITFunction
 
 KNOWN = triton.__version__.startswith("3.6.")  # of which we know how it launches
@@ -60,15 +60,30 @@ def _launch_again(
     return compiled
 
 
-@triton.jit
-def leave():
-    """The end of a program of a launch that runs beside the one before it.
+# Launches made with `launch_pdl` need not wait for the one before to end: once its programs have all
+# said that they began (gdc_launch_dependents), those of the next begin wherever there is room.
 
-    Launched with `launch_pdl`, such programs begin before the launch ahead of them has ended, on
-    the multiprocessors that it leaves first (if it allows that: `pipeline.let_next_begin`). They
-    must not read what it writes. The last of them waits for it, so that both have ended for
-    whoever comes next.
+
+@triton.jit
+def enter():
+    """The first thing that a program does: wait for all that the launch before wrote.
+
+    What a launch costs before it computes is then paid while the other one still runs.
     """
+    gdc_launch_dependents()
+    gdc_wait()
+
+
+@triton.jit
+def enter_beside():
+    """The same of a program that reads nothing of the launch before, and so runs beside it."""
+    gdc_launch_dependents()
+
+
+@triton.jit
+def leave_beside():
+    """The last thing that such a program does. The last of them waits for the launch before, so
+    that for whoever comes next both have ended."""
     if tl.program_id(0) == tl.num_programs(0) - 1:
         gdc_wait()
 

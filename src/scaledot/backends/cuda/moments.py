@@ -34,6 +34,7 @@ from torch import Tensor
 
 from scaledot.backends.cuda import gram
 from scaledot.backends.cuda.arguments import strides
+from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES, ROW_PLANES
 from scaledot.backends.inputs import Inputs
@@ -71,7 +72,7 @@ def add_blocks(
     missing, and are whole blocks of `block` keys, equally many for each row of a tile of
     `tile_rows` and no fewer than for the tile before. Returns sums of the squares of the keys where
     it has read just those that count, equally many for each head, as `summary.fill` takes.
-    beside: the first launch need not wait for the one before it (launching.leave).
+    beside: the first launch need not wait for the one before it (launching.enter_beside).
     """
     query, key = inputs.query, inputs.key
     assert statistics.is_contiguous()
@@ -85,7 +86,7 @@ def add_blocks(
         return None
     plan = gram.plan_for(query.shape[-1])
     grams = gram.measure(key, plan, block, launches, beside)
-    covariances, running = _run_on_all(grams, key, plan, block, launches)
+    covariances, running = _run_on_all(grams, key, plan, block, launches, beside)
     tiles_each = min(max(block // ROWS, 1), MOST_TILES)  # so that most meet one matrix
     tiles = -(-queries // (ROWS * tiles_each))
     in_steps = gram.strides_in_steps("q", query, "bhnd")
@@ -112,15 +113,17 @@ def add_blocks(
         "ROWS": ROWS,
         "TILES": tiles_each,
         "STAGES": gram.stages_for(STAGES, query, in_steps),
+        "SOON": beside,
     }
     # With fewer registers, more programs share a multiprocessor.
-    options = {"num_warps": 4, "num_stages": 1, "maxnreg": 128 if plan.width <= 64 else 255}
+    options: dict[str, Any] = {"maxnreg": 128 if plan.width <= 64 else 255}
+    options |= {"num_warps": 4, "num_stages": 1, "launch_pdl": beside}
     launches.launch(_add_to_rows, batch * heads * tiles, query, arguments, **options)
     return None if inputs.key_lengths is not None else grams.squares
 
 
 def _run_on_all(
-    grams: gram.Grams, key: Tensor, plan: gram.Plan, block: int, launches: Once
+    grams: gram.Grams, key: Tensor, plan: gram.Plan, block: int, launches: Once, soon: bool
 ) -> tuple[Tensor, Tensor]:
     """For each head and block: two numbers for each entry of three quarters, and the mean."""
     batch, groups, keys = key.shape[:3]
@@ -144,9 +147,11 @@ def _run_on_all(
         "PART": part,
         "ROWS": rows,
         "STAGES": RUN_STAGES,
+        "SOON": soon,
     }
     programs = batch * groups * parts * part // rows
-    launches.launch(_run_on, programs, key, arguments, num_warps=2, num_stages=1)
+    options = {"num_warps": 2, "num_stages": 1, "launch_pdl": soon}
+    launches.launch(_run_on, programs, key, arguments, **options)
     return covariances, running
 
 
@@ -163,9 +168,12 @@ def _run_on(
     PART: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    SOON: tl.constexpr,
 ):
     """Scatter matrices of single blocks become covariances of all keys so far; one program a few
     rows of a quarter. Means are counted from that of the first block, which all rows see."""
+    if SOON:
+        enter()
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
     program = tl.program_id(0).to(tl.int64)
     head, part, row, e, d = gram.place_in_parts(program, WIDTH, PART, ROWS)
@@ -230,8 +238,11 @@ def _add_to_rows(
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
     STAGES: tl.constexpr,
+    SOON: tl.constexpr,
 ):
     """One program some tiles of rows. x and y are the halves of what is wider than PART."""
+    if SOON:
+        enter()
     WIDE: tl.constexpr = WIDTH > PART
     MATRIX: tl.constexpr = PART * PART
     program = tl.program_id(0).to(tl.int64)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from scaledot.backends.cuda import gram
 from scaledot.backends.cuda.arguments import strides
+from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES, ROW_PLANES
 from scaledot.backends.inputs import Inputs
@@ -76,7 +77,7 @@ def add_all(
 
     m2 is right as a sum over the rows of a head that count: each has an even share of its chunk's.
     Returns sums of the squares of the keys, equally many for each head, as `summary.fill` takes.
-    beside: the first launch need not wait for the one before it (launching.leave).
+    beside: the first launch need not wait for the one before it (launching.enter_beside).
     """
     query, key = inputs.query, inputs.key
     assert statistics.is_contiguous()
@@ -88,7 +89,7 @@ def add_all(
     plan = gram.plan_for(query.shape[-1])
     keys_chunk = _chunk(key.shape[0] * key.shape[1], key.shape[2], plan)
     grams = gram.measure(key, plan, keys_chunk, launches, beside)
-    scatter, mean_key = _merge(grams, key, plan, keys_chunk, launches)
+    scatter, mean_key = _merge(grams, key, plan, keys_chunk, launches, beside)
     batch, heads, queries = query.shape[:3]
     rows = rows_plan_for(plan)
     chunk = _chunk(batch * heads, queries, plan)
@@ -116,15 +117,16 @@ def add_all(
         "TOKENS": rows.tokens,
         "FEWER": FEWER,
         "STAGES": gram.stages_for(rows.stages, query, in_steps),
+        "SOON": beside,
     }
     programs = batch * heads * chunks
-    options = {"num_warps": rows.warps, "num_stages": 1, **rows.most}
+    options = {"num_warps": rows.warps, "num_stages": 1, "launch_pdl": beside, **rows.most}
     launches.launch(_measure_rows, programs, query, arguments, **options)
     return grams.squares
 
 
 def _merge(
-    grams: gram.Grams, key: Tensor, plan: gram.Plan, chunk: int, launches: Once
+    grams: gram.Grams, key: Tensor, plan: gram.Plan, chunk: int, launches: Once, soon: bool
 ) -> tuple[Tensor, Tensor]:
     """Scatter matrix and mean of the keys of each head."""
     batch, groups, keys = key.shape[:3]
@@ -145,9 +147,11 @@ def _merge(
         "PART": plan.part,
         "ROWS": rows,
         "STAGES": MERGE_STAGES,
+        "SOON": soon,
     }
     programs = heads * plan.parts * plan.part // rows
-    launches.launch(_merge_chunks, programs, key, arguments, num_warps=2, num_stages=1)
+    options = {"num_warps": 2, "num_stages": 1, "launch_pdl": soon}
+    launches.launch(_merge_chunks, programs, key, arguments, **options)
     return scatter, mean_key
 
 
@@ -173,8 +177,11 @@ def _merge_chunks(
     PART: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    SOON: tl.constexpr,
 ):
     """One program a few rows of a head's matrix. Means are counted from that of the first chunk."""
+    if SOON:
+        enter()
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
     program = tl.program_id(0).to(tl.int64)
     head, part, row, e, d = gram.place_in_parts(program, WIDTH, PART, ROWS)
@@ -231,9 +238,12 @@ def _measure_rows(
     TOKENS: tl.constexpr,
     FEWER: tl.constexpr,
     STAGES: tl.constexpr,
+    SOON: tl.constexpr,
 ):
     """One program a chunk. Rows that do not count, perhaps NaN, are not read but taken as zeros:
     where there are any, rows are asked about before they are read."""
+    if SOON:
+        enter()
     WIDE: tl.constexpr = WIDTH > PART
     program = tl.program_id(0).to(tl.int64)
     head, index = program // chunks, (program % chunks).to(tl.int32)

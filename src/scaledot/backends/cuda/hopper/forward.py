@@ -63,7 +63,7 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
     )
     if floats is not None and counts is not None:
         # After the long kernel: while it runs, the short ones are queued, and the first of them
-        # gets the multiprocessors that it leaves.
+        # gets the multiprocessors that it leaves (launching.enter).
         rows, squares, key_squares = passed.rows, passed.squares, None
         if summed == "all" and inputs.key_lengths is None and inputs.cu_seqlens_k is None:
             key_squares = summary.square_keys(inputs.key, recording, beside=True)
@@ -73,5 +73,5 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
             key_squares = moments.add_blocks(
                 rows, inputs, settings, block, passed.tile_rows, recording, beside=True
             )
-        summary.fill(floats, counts, rows, inputs, squares, recording, key_squares)
+        summary.fill(floats, counts, rows, inputs, squares, recording, key_squares, soon=True)
     recording.keep()

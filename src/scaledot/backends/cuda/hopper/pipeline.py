@@ -120,8 +120,8 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
 
 @gluon.jit
 def let_next_begin():
-    """Programs of the next launch may begin as soon as all of this one have, if it was made for
-    that: they get the multiprocessors that this one leaves first."""
+    """Programs of the next launch, if it was made for that (launching.enter), may begin as soon as
+    all of this one have: they get the multiprocessors that it leaves first."""
     named_barrier(one_per_thread(), "griddepcontrol.launch_dependents; mov.b32 $0, $1;")
 
 

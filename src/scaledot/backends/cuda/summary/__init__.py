@@ -76,8 +76,9 @@ def fill(
     squares: Tensor | None = None,
     launches: Once = ONCE,
     key_squares: Tensor | None = None,
+    soon: bool = False,
 ) -> None:
-    """The two launches of `summarise`."""
+    """The two launches of `summarise`. soon: they may be made while the one before them runs."""
     query, key, ends_q = inputs.query, inputs.key, inputs.cu_seqlens_q
     assert statistics.is_contiguous()
     assert statistics.shape[0] >= PLANES
@@ -101,6 +102,7 @@ def fill(
         "sinks": numbers_of(inputs.sinks),
         "parts": parts,
         **cut.for_chunks,
+        "SOON": soon,
     }
     second: dict[str, Any] = {
         "rows": rows,
@@ -111,9 +113,10 @@ def fill(
         "floats_ptr": floats,
         "counts_ptr": counts,
         **cut.for_heads,
+        "SOON": soon,
     }
-    launches.launch(chunks_kernel, cut.chunk_programs, query, first, num_warps=4)
-    launches.launch(heads_kernel, cut.head_programs, query, second, num_warps=1)
+    launches.launch(chunks_kernel, cut.chunk_programs, query, first, num_warps=4, launch_pdl=soon)
+    launches.launch(heads_kernel, cut.head_programs, query, second, num_warps=1, launch_pdl=soon)
 
 
 def _tokens(tensor: Tensor, ends: Tensor | None, lengths: Tensor | None) -> Tokens:

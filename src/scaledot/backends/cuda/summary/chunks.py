@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.summary.places import first_of, place_of, span_of
 from scaledot.backends.cuda.summary.rows import FIELDS, add_rows, merged, no_rows, store_chunk
 from scaledot.backends.cuda.summary.squares import sum_squares
@@ -18,8 +19,11 @@ def chunks_kernel(
     ROWS: tl.constexpr,
     SQUARE_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SOON: tl.constexpr,
 ):
     """First the chunks of the rows' numbers, then of query entries, then of key entries."""
+    if SOON:
+        enter()
     program = tl.program_id(0).to(tl.int64)
     pair = program - parts.row_programs
     pair_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64) + pair * 2

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.summary.places import place_of
 from scaledot.backends.cuda.summary.rows import FIELDS, load_chunks, merged
 from scaledot.backends.cuda.summary.squares import sum_squares, trusted
@@ -60,8 +61,11 @@ def heads_kernel(
     KEY_CHUNKS: tl.constexpr,
     SQUARE_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SOON: tl.constexpr,
 ):
     """floats_ptr, counts_ptr: [fields, entries, heads]; repeats: query heads of a key head."""
+    if SOON:
+        enter()
     place = tl.program_id(0).to(tl.int64)  # entry * heads + head
     offs_chunk = tl.arange(0, ROW_CHUNKS)
     chunks_ptr = parts.ptr + (place * parts.row_chunks + offs_chunk) * FIELDS

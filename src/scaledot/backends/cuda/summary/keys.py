@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import strides
-from scaledot.backends.cuda.launching import leave
+from scaledot.backends.cuda.launching import enter_beside, leave_beside
 from scaledot.backends.cuda.replay import Once
 
 ENTRIES = 8192  # that a program squares at a time
@@ -18,7 +18,7 @@ MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
 def square_keys(key: Tensor, launches: Once, beside: bool) -> Tensor:
     """Sums of the squares of key [B, G, K, D], equally many for each head, as `fill` takes.
 
-    beside: see launching.leave.
+    beside: see launching.enter_beside.
     """
     batch, groups, keys, width = key.shape
     wide, at_a_time = _tile(width)
@@ -63,6 +63,8 @@ def squares_kernel(
     BESIDE: tl.constexpr,
 ):
     """Chunk c of n takes the tiles c, c + n, c + 2n ... of KEYS keys of its head."""
+    if BESIDE:
+        enter_beside()
     program = tl.program_id(0).to(tl.int64)
     head, chunk = program // chunks, (program % chunks).to(tl.int32)
     keys_ptr = key_ptr + (head // groups) * stride_kb + (head % groups) * stride_kh
@@ -76,4 +78,4 @@ def squares_kernel(
         squares += entries * entries
     tl.store(sums_ptr + program, tl.sum(tl.sum(squares, 1), 0))
     if BESIDE:
-        leave()
+        leave_beside()
