@@ -60,8 +60,8 @@ def _launch_again(
     return compiled
 
 
-# Launches made with `launch_pdl` need not wait for the one before to end: once its programs have all
-# said that they began (gdc_launch_dependents), those of the next begin wherever there is room.
+# Launches made with `launch_pdl` need not wait for the one before to end: once all of its programs
+# said that they have begun (gdc_launch_dependents), those of the next begin wherever there is room.
 
 
 @triton.jit

@@ -42,25 +42,26 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
     """
     quarters = moments in ("none", "edges")
+    config = Config(128, 2, 2, quarters=quarters)
+    if width > 128 and moments == "all":
+        config = config._replace(order="wpltba", at_once=4)
     if not values:
         three = quarters and (width == 128 or (width < 128 and not causal))
-        return Config(128, 2, 3 if three else 2, quarters=quarters)
+        return config._replace(consumers=3 if three else 2)
     if width > 128:
-        if moments == "all" and not causal:
-            return Config(64, 2, 2, order="wpltba", at_once=4)
-        return Config(64, 2, 2)
+        return config._replace(keys=64, quarters=False)
+    config = config._replace(turns=True, early=moments == "all")
     if width > 64:
-        config = Config(128, 2, 2, turns=True, early=moments == "all", quarters=quarters)
         if moments == "edges":
-            return config._replace(order="tlpwab", at_once=4)
+            return config._replace(at_once=4)
         return config._replace(order="wpltba")
     if moments is None:
         short = causal and keys < 8192
-        return Config(128, 2, 2 if short else 3, turns=True, early=short)
+        return config._replace(consumers=2 if short else 3, early=short)
     if moments == "all":
-        return Config(128, 2, 2, turns=True, early=True, order="wpltba")
+        return config._replace(order="wpltba")
     three = moments == "none" and keys >= 8192
-    return Config(128, 2, 3 if three else 2, turns=True, early=three, quarters=True)
+    return config._replace(consumers=3 if three else 2, early=three)
 
 
 class Passed(NamedTuple):
