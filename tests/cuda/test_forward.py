@@ -289,6 +289,9 @@ def test_rows_that_zeros_fill_up(device, width, value_width, monkeypatch):
     inputs = make(device, torch.bfloat16, size=(Q, K, width, value_width))
     assert arguments.filled_width(inputs.query) > width
     assert_agrees(inputs, settings(scale=width**-0.5))
+    # A mask is no such row: what follows its one column is another row's, or nobody's.
+    column = torch.randn(1, 1, Q, 1, device=device).to(torch.bfloat16)
+    assert_agrees(inputs._replace(mask=column), settings(scale=width**-0.5))
 
 
 def test_a_value_that_only_the_pivot_makes_too_large(device):
