@@ -281,6 +281,24 @@ def test_logits_close_together_far_above_the_pivot_keep_their_variance(device, n
     assert_near(statistics[8] / want[8], torch.ones_like(want[8]), 1e-4, "m2")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("sinks", [None, 2.0, -70.0])
+@pytest.mark.parametrize(
+    "changes", [{}, {"right": 0}, {"right": 0, "bottom_right": True}, {"left": 3, "right": 2}]
+)
+def test_the_output_does_not_hang_on_vitals(device, dtype, sinks, changes):
+    """More queries than keys, so that some rows see nothing."""
+    inputs = make(device, dtype, size=(K, Q, D, V))
+    if sinks is not None:
+        inputs = inputs._replace(sinks=torch.full((1, 1), sinks, device=device, dtype=dtype))
+    want, lse, _ = run(inputs, settings(**changes))
+    out = torch.full_like(want, math.nan)
+    alone, _ = forward(inputs, settings(**changes), out, False, config=SMALL)
+    assert_twin(out, want)
+    assert_twin(alone, lse)
+    assert (out != 0).any()
+
+
 @pytest.mark.parametrize("width", [1, 2, 9, 17])
 @pytest.mark.parametrize("value_width", [1, 5])
 def test_rows_that_zeros_fill_up(device, width, value_width, monkeypatch):

@@ -240,7 +240,7 @@ def set_pivots(sums, scores, scale, seen, SINK: tl.constexpr, dtype: tl.constexp
         row_sum,
         weighted,
         squares,
-        sums.key_max,
+        tl.maximum(sums.key_max, tile_max),
         sums.count,
         z_max,
         sums.z_sum,
