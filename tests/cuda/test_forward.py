@@ -440,10 +440,12 @@ def test_many_small_heads_in_any_order(device, monkeypatch):
     assert_agrees(inputs, settings(right=0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.25, 1.0])
-def test_dropout_is_the_same_in_every_cut_and_keeps_the_mean(device, rate):
+def test_dropout_is_the_same_in_every_cut_and_keeps_the_mean(device, dtype, rate):
     """Zero scores give p = 1 / K, so the output of an identity of values shows what was kept."""
-    inputs = make(device, batch=2, heads=2, size=(Q, 32, 8, 32), seed=torch.tensor(987654321012345))
+    seed = torch.tensor(987654321012345)
+    inputs = make(device, dtype, batch=2, heads=2, size=(Q, 32, 8, 32), seed=seed)
     inputs.query.zero_()
     inputs.value.copy_(torch.eye(32).expand_as(inputs.value))
     setting = settings(dropout_p=rate)
@@ -455,7 +457,8 @@ def test_dropout_is_the_same_in_every_cut_and_keeps_the_mean(device, rate):
     spread = math.sqrt(rate * (1 - rate) / kept.numel())
     assert abs(share - (1 - rate)) <= 4 * spread
     if rate < 1.0:
-        assert_near(out[kept], torch.full_like(out[kept], 1 / 32 / (1 - rate)).double(), 1e-6, "p")
+        p = torch.full(out[kept].shape, 1 / 32 / (1 - rate), dtype=torch.float64, device=device)
+        assert_near(out[kept], p, 8 * torch.finfo(dtype).eps * p[0].item(), "p")
         assert not torch.equal(kept[0, 0], kept[0, 1])
         assert not torch.equal(kept[0, 0], kept[1, 0])
         other = inputs._replace(seed=inputs.seed + 1)

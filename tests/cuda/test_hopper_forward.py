@@ -112,6 +112,17 @@ def flat(values):
             yield value
 
 
+def assert_each_waits_for_all_before(launches):
+    """The pass for what came before the call; of the others, none but the first runs beside it."""
+    the_pass, first, *others = launches
+    assert not the_pass.get("launch_pdl")
+    assert first["launch_pdl"]
+    assert first.get("BESIDE") or first["SOON"]
+    for words in others:
+        assert words["launch_pdl"]
+        assert words["SOON"]
+
+
 def gram_at_once(monkeypatch):
     for table in ("GRAM_WHOLE", "GRAM_EDGES"):
         monkeypatch.setattr(hopper, table, {64: (8, 8), 128: (8, 8)})
@@ -153,7 +164,9 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
     squares = not matrices and "key_lengths" not in words
     made = [True, squares, matrices, *[blocks] * 2, *[whole] * 2, True, True]
     assert [bool(kernel.searched) for kernel in kernels] == made
-    for kernel in [kernel for kernel in kernels if kernel.searched]:
+    used = [kernel for kernel in kernels if kernel.searched]
+    assert_each_waits_for_all_before([kernel.searched[0][1] for kernel in used])
+    for kernel in used:
         ((grid, wanted),) = kernel.searched
         for (own_grid, found), own in zip(kernel.launches, addresses, strict=True):
             assert own_grid == (*grid, 1, 1)

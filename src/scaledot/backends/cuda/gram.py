@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     """How programs are built for a width."""
 
     tokens: int  # at a time
-    stages: int  # of which all but two are on their way: one is read, one has just been
+    stages: int  # all but two are on their way: one is read, one has just been; 3 if centred
     warps: int
     programs: int  # that a multiprocessor holds at once
     most: dict[str, int]  # registers, so that it does (unasked, ptxas gives sm_80 32)
@@ -80,7 +80,7 @@ def measure(key: Tensor, plan: Plan, chunk: int, launches: Once, beside: bool) -
         "TOKENS": plan.tokens,
         "LANES": min(32 * plan.warps * 8 // plan.part, plan.tokens),
         "STAGES": stages_for(plan.stages, key, in_steps),
-        "FEWER": stages_for(min(plan.stages, 3), key, in_steps),
+        "CENTRED_STAGES": stages_for(min(plan.stages, 3), key, in_steps),
         "BESIDE": beside,
     }
     options = {"num_warps": plan.warps, "num_stages": 1, "launch_pdl": beside, **plan.most}
@@ -125,7 +125,7 @@ def measure_keys(
     TOKENS: tl.constexpr,
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
-    FEWER: tl.constexpr,
+    CENTRED_STAGES: tl.constexpr,
     BESIDE: tl.constexpr,
 ):
     """One program a chunk. x and y are the left and the right half of what is wider than PART.
@@ -175,7 +175,7 @@ def measure_keys(
         squares = _add_squares(squares, x, LANES)
         x_sums += _summed(x, ones)
     x_kept, y_kept = x_sums, y_sums  # of what was multiplied; rounded, where it was
-    for at in tl.range(straight_stop, stop, TOKENS, num_stages=FEWER):
+    for at in tl.range(straight_stop, stop, TOKENS, num_stages=CENTRED_STAGES):
         n = at + tl.arange(0, TOKENS)
         there = (n < stop).to(raw.dtype)[:, None]
         raw = load_tokens(keys_ptr, n, n < stop, d, width, step, STEP)

@@ -65,12 +65,14 @@ def _launch_again(
 
 
 @triton.jit
-def enter():
+def enter(LAST: tl.constexpr):
     """The first thing that a program does: wait for all that the launch before wrote.
 
-    What a launch costs before it computes is then paid while the other one still runs.
+    What a launch costs before it computes is then paid while the other one still runs. LAST: the
+    next launch is another's.
     """
-    gdc_launch_dependents()
+    if not LAST:
+        gdc_launch_dependents()
     gdc_wait()
 
 

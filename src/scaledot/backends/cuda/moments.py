@@ -78,6 +78,7 @@ def add_blocks(
     assert statistics.is_contiguous()
     assert statistics.shape[0] == PLANES + 1
     assert tile_rows % ROWS == 0
+    assert block & (block - 1) == 0
     assert query.dtype in (torch.bfloat16, torch.float16)
     assert query.shape[-1] <= WIDEST
     batch, heads, queries, _ = query.shape
@@ -173,7 +174,7 @@ def _run_on(
     """Scatter matrices of single blocks become covariances of all keys so far; one program a few
     rows of a quarter. Means are counted from that of the first block, which all rows see."""
     if SOON:
-        enter()
+        enter(LAST=False)
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
     program = tl.program_id(0).to(tl.int64)
     head, part, row, e, d = gram.place_in_parts(program, WIDTH, PART, ROWS)
@@ -242,7 +243,7 @@ def _add_to_rows(
 ):
     """One program some tiles of rows. x and y are the halves of what is wider than PART."""
     if SOON:
-        enter()
+        enter(LAST=False)
     WIDE: tl.constexpr = WIDTH > PART
     MATRIX: tl.constexpr = PART * PART
     program = tl.program_id(0).to(tl.int64)

@@ -44,7 +44,7 @@ MULTIPROCESSORS = 132  # of an H200
 LONGEST, SHORTEST = 1024, 256
 MERGED_ENTRIES = 256  # of a matrix, one program
 MERGE_STAGES = 6  # of chunks
-FEWER = 64  # rows at a time where some do not count: so many has a product of a warpgroup
+MASKED_ROWS = 64  # rows at a time where some do not count: so many has a product of a warpgroup
 HALF_UNIT = tl.constexpr(16384.0)  # what float16 numbers are scaled to, of 65504
 
 
@@ -115,7 +115,7 @@ def add_all(
         "FILLED": query.shape[-1] == plan.width,
         "LONGEST": LONGEST,
         "TOKENS": rows.tokens,
-        "FEWER": FEWER,
+        "MASKED_ROWS": MASKED_ROWS,
         "STAGES": gram.stages_for(rows.stages, query, in_steps),
         "SOON": beside,
     }
@@ -181,7 +181,7 @@ def _merge_chunks(
 ):
     """One program a few rows of a head's matrix. Means are counted from that of the first chunk."""
     if SOON:
-        enter()
+        enter(LAST=False)
     PARTS: tl.constexpr = 2 * (WIDTH // PART) - 1
     program = tl.program_id(0).to(tl.int64)
     head, part, row, e, d = gram.place_in_parts(program, WIDTH, PART, ROWS)
@@ -236,14 +236,14 @@ def _measure_rows(
     FILLED: tl.constexpr,
     LONGEST: tl.constexpr,
     TOKENS: tl.constexpr,
-    FEWER: tl.constexpr,
+    MASKED_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     SOON: tl.constexpr,
 ):
     """One program a chunk. Rows that do not count, perhaps NaN, are not read but taken as zeros:
     where there are any, rows are asked about before they are read."""
     if SOON:
-        enter()
+        enter(LAST=False)
     WIDE: tl.constexpr = WIDTH > PART
     program = tl.program_id(0).to(tl.int64)
     head, index = program // chunks, (program % chunks).to(tl.int32)
@@ -293,8 +293,8 @@ def _measure_rows(
         else:
             means = tl.dot(x, x_mean_key)
         tl.store(means_ptr + row, tl.sum(means, 1) * back)
-    for at in range(straight_stop, stop, FEWER):
-        row = at + tl.arange(0, FEWER)
+    for at in range(straight_stop, stop, MASKED_ROWS):
+        row = at + tl.arange(0, MASKED_ROWS)
         counted = _counts(row_max_ptr, row, stop)
         x = gram.load_tokens(rows_ptr, row, counted, d, width, step, STEP)
         xx = tl.dot(tl.trans(x), x, xx)

@@ -122,7 +122,10 @@ def produce(call, pipe, q_desc, k_desc, v_desc):
 def let_next_begin():
     """Programs of the next launch, if it was made for that (launching.enter), may begin as soon as
     all of this one have: they get the multiprocessors that it leaves first."""
-    named_barrier(one_per_thread(), "griddepcontrol.launch_dependents; mov.b32 $0, $1;")
+    text: gl.constexpr = "griddepcontrol.launch_dependents; mov.b32 $0, $1;"
+    gl.inline_asm_elementwise(
+        text, "=r,r", [one_per_thread()], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

@@ -135,8 +135,8 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
     `visible` says which scores are not hidden, where some are (MASKED).
     """
     STEADY: gl.constexpr = plan.STEADY and not MASKED
-    so_far = sums
-    sums = without_products(sums, first_score(s, sums.first))
+    before = sums
+    sums = of_one_tile(sums, first_score(s, sums.first), plan)
     base = sums.pivot
     if MASKED:
         base = seen_pivot(base)
@@ -146,7 +146,7 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
         if MASKED and plan.STATISTICS:
             u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
         sums = add_sums(by_thread(u), by_thread(p), sums, plan, MOMENTS, STEADY)
-        return with_products(sums, so_far, plan), narrow(p, plan.dtype)
+        return with_those_before(sums, before, plan), narrow(p, plan.dtype)
     else:
         # Left alone, the compiler computes all exponents, then all exponentials, then all sums, and
         # each unit waits for the others. So a quarter may begin when the last but one is summed.
@@ -159,23 +159,31 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
         third, p2 = add_quarter(s2, second, base, scale, plan, STEADY)
         base = known_after(base, second, nought)
         fourth, p3 = add_quarter(s3, third, base, scale, plan, STEADY)
-        return with_products(fourth, so_far, plan), joined(joined(p0, p1), joined(p2, p3))
+        fourth = with_those_before(fourth, before, plan)
+        return fourth, joined(joined(p0, p1), joined(p2, p3))
 
 
 @gluon.jit
-def without_products(sums, first):
-    """w, p2 and b begin anew with each tile: a long row's are not one long chain of roundings."""
+def of_one_tile(sums, first, plan):
+    """Sums begin anew with each tile: a long row's are not one long chain of roundings."""
+    l = sums.l
+    a = sums.a
     none = gl.zeros_like(sums.w)
-    return Sums(sums.pivot, sums.l, none, none, sums.a, none, sums.top, first)
+    if plan.STATISTICS:
+        l = none
+        a = none
+    return Sums(sums.pivot, l, none, none, a, none, sums.top, first)
 
 
 @gluon.jit
-def with_products(sums, so_far, plan):
+def with_those_before(sums, before, plan):
     if plan.STATISTICS:
-        w = so_far.w + sums.w
-        p2 = so_far.p2 + sums.p2
-        b = so_far.b + sums.b
-        return Sums(sums.pivot, sums.l, w, p2, sums.a, b, sums.top, sums.first)
+        l = before.l + sums.l
+        w = before.w + sums.w
+        p2 = before.p2 + sums.p2
+        a = before.a + sums.a
+        b = before.b + sums.b
+        return Sums(sums.pivot, l, w, p2, a, b, sums.top, sums.first)
     else:
         return sums
 

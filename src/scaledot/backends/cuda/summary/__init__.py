@@ -6,8 +6,8 @@ program a head: it merges the chunks in their order, divides, and writes the vit
 float64; no atomics, so the same rows give the same bits.
 
 Where the forward kernel left the squares of the query's rows (`squares`), the query is not read,
-and where the moments' kernels left those of the keys (`key_squares`), neither are the keys; in a
-head where their sum left float32, the second launch reads its entries after all.
+and where it, the moments' kernels or `square_keys` left those of the keys (`key_squares`), neither
+are the keys; in a head where their sum left float32, the second launch reads its entries after all.
 """
 
 import functools

@@ -23,7 +23,7 @@ def chunks_kernel(
 ):
     """First the chunks of the rows' numbers, then of query entries, then of key entries."""
     if SOON:
-        enter()
+        enter(LAST=False)
     program = tl.program_id(0).to(tl.int64)
     pair = program - parts.row_programs
     pair_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64) + pair * 2

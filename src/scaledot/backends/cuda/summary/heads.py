@@ -65,7 +65,7 @@ def heads_kernel(
 ):
     """floats_ptr, counts_ptr: [fields, entries, heads]; repeats: query heads of a key head."""
     if SOON:
-        enter()
+        enter(LAST=True)
     place = tl.program_id(0).to(tl.int64)  # entry * heads + head
     offs_chunk = tl.arange(0, ROW_CHUNKS)
     chunks_ptr = parts.ptr + (place * parts.row_chunks + offs_chunk) * FIELDS
