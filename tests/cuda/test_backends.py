@@ -223,7 +223,7 @@ def test_many_equal_scores(device, width, keys):
     torch.testing.assert_close(vitals.per_row.lse, lse.expand(1, 2, 130), rtol=0, atol=5e-6)
     row_std = 3.0 * ((1 - 1 / keys) / keys) ** 0.5
     torch.testing.assert_close(
-        vitals.row_std, torch.full_like(vitals.row_std, row_std), rtol=0.02, atol=0
+        vitals.row_std, torch.full_like(vitals.row_std, row_std), rtol=0.08, atol=0
     )
 
 
