@@ -81,7 +81,9 @@ from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 L2_SHARE = 16 * 2**20  # bytes of keys and values that programs running together should share
-NARROW = 128  # numbers of a row
+# Pivots of one tile, which has to fit into shared memory beside those on their way: of rows so
+# wide, and of the wider ones where few tiles follow (in long calls without an edge they cost 10 %).
+PIVOTS_NARROW, PIVOTS_WIDE, FEW_KEYS = 64, 128, 2048
 MOST_KEY_SQUARES = 1024  # numbers of a head: one warp of `summary` sums them
 
 
@@ -117,7 +119,7 @@ class Cut(NamedTuple):
     NEGATIVE: Any  # the scale
     SHORT_STEP: Any  # tiles that hide nothing take `add_scores`
     STEADY: Any  # or, after the others, `add_steady`
-    NARROW: Any  # rows of query, key and value
+    PIVOTS: Any  # which the first tile sets (`set_pivots`)
     MOMENTS: Any
 
 
@@ -210,7 +212,7 @@ def forward(
             NEGATIVE=settings.scale < 0.0,
             SHORT_STEP=short,
             STEADY=steady,
-            NARROW=max(block_d, block_v) <= NARROW,
+            PIVOTS=steady and _one_tile_sets_pivots(inputs, settings, max(block_d, block_v)),
             MOMENTS=moments,
         )
     )
@@ -233,6 +235,14 @@ def forward(
     }
     _forward_kernel[(batch * heads * blocks,)](**arguments)
     return lse, ForVitals(statistics, squares, key_squares)
+
+
+def _one_tile_sets_pivots(inputs: Inputs, settings: Settings, widest: int) -> bool:
+    """Where it shows each row a key, and is faster than a step of its own for the edges."""
+    if settings.left is not None:
+        return False
+    short = settings.right is not None or inputs.key.shape[2] < FEW_KEYS
+    return widest <= PIVOTS_NARROW or (widest <= PIVOTS_WIDE and short)
 
 
 def _shares_keys(inputs: Inputs, blocks: int, tile: int) -> bool:
@@ -285,14 +295,12 @@ def _forward_kernel(
     LEFT: tl.constexpr = tl.constexpr(call.window.left is not None)
     STATISTICS: tl.constexpr = tl.constexpr(statistics_ptr is not None)
     FOLLOWS: tl.constexpr = tl.constexpr(cut.SHORT_STEP and not cut.STEADY)
-    # Pivots of one tile, which has to fit into shared memory beside those on their way.
-    PIVOTS: tl.constexpr = tl.constexpr(cut.STEADY and cut.NARROW and not LEFT)
     tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N, cut.STEADY)
 
     # All that is read before the loops, at once: it comes from far.
     q = load_rows(matrix_of(call.query, b, h), rows, row_end, cut.D, cut.BLOCK_D, True)  # [M, D]
     k, v, first, first_key, share = None, None, None, None, None
-    if PIVOTS:
+    if cut.PIVOTS:
         k = _tile_at(tiles.full_end, key, seq.key_end, cut.D, cut.BLOCK_D, True, cut)
         if value.ptr is not None:
             v = _tile_at(tiles.full_end, value, seq.key_end, cut.V, cut.BLOCK_V, True, cut)
@@ -329,7 +337,7 @@ def _forward_kernel(
     # Tiles at the right edge, with a window those at the left edge, then those that hide nothing.
     for part in tl.static_range(1, 4):
         if (
-            (part == 1 and not PIVOTS)
+            (part == 1 and not cut.PIVOTS)
             or (part == 2 and LEFT)
             or (part == 3 and not MASKED and not cut.STEADY)
         ):
@@ -354,7 +362,7 @@ def _forward_kernel(
     if cut.STEADY:
         steady = start_steady(cut.BLOCK_M, FLOAT)
         keys = tiles.full_end - tiles.full  # of each row, that `steady` sums
-        if PIVOTS:
+        if cut.PIVOTS:
             # A row that sees a key sees one of this tile.
             scores = _scores_of(q, k, FLOAT, cut)
             columns = tiles.full_end + tl.arange(0, cut.BLOCK_N)
@@ -371,7 +379,7 @@ def _forward_kernel(
             begin, end = span_of(tiles, part % 2)
             if part == 1:
                 begin += cut.BLOCK_N
-            if part == 2 or (PIVOTS and call.window.right is not None):
+            if part == 2 or (cut.PIVOTS and call.window.right is not None):
                 acc, steady = _add_steady_tiles(
                     acc,
                     steady,
