@@ -281,11 +281,9 @@ def test_logits_close_together_far_above_the_pivot_keep_their_variance(device, n
     assert_near(statistics[8] / want[8], torch.ones_like(want[8]), 1e-4, "m2")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("sinks", [None, 2.0, -70.0])
-@pytest.mark.parametrize(
-    "changes", [{}, {"right": 0}, {"right": 0, "bottom_right": True}, {"left": 3, "right": 2}]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sinks", [None, 2.0])
+@pytest.mark.parametrize("changes", [{}, {"right": 0, "bottom_right": True}, {"left": 3}])
 def test_the_output_does_not_hang_on_vitals(device, dtype, sinks, changes):
     """More queries than keys, so that some rows see nothing."""
     inputs = make(device, dtype, size=(K, Q, D, V))
@@ -496,7 +494,7 @@ def squares_of(inputs, setting, config=SMALL, moments=True):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("changes", [{}, {"right": 0}, {"left": 4}, {"scale": -0.3}], ids=str)
+@pytest.mark.parametrize("changes", [{"right": 0}, {"scale": -0.3}], ids=str)
 @pytest.mark.parametrize(("heads", "queries", "keys"), [(1, K, Q), (2, K, K), (4, 18, 35)])
 def test_squares_of_rows_and_of_all_keys(device, dtype, changes, heads, queries, keys):
     """Also where the query heads of a key head must share its keys, or some have none to square."""
@@ -526,8 +524,7 @@ def test_keys_are_squared_only_where_all_count_and_programs_suffice(device, monk
     assert squares_of(make(device), settings()) == (None, None)  # float32 is summed more exactly
 
 
-@pytest.mark.parametrize("keys", [1, 16, 33, 49])
-@pytest.mark.parametrize("queries", [1, 17, 33])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 49), (17, 16), (33, 1), (33, 49)])
 @pytest.mark.parametrize(
     "changes", [{}, {"right": 0}, {"right": 0, "bottom_right": True}, {"right": 20}], ids=str
 )
