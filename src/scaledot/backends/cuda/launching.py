@@ -78,7 +78,7 @@ def enter(LAST: tl.constexpr):
 
 @triton.jit
 def enter_beside():
-    """The same of a program that reads nothing of the launch before, and so runs beside it."""
+    """Instead of `enter` where a program reads nothing of the launch before: it runs beside it."""
     gdc_launch_dependents()
 
 

@@ -36,7 +36,8 @@ class Config(NamedTuple):
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums; each was the fastest that was measured.
+    """By the widest of the tensors and what the pass sums; each was the fastest that was measured,
+    but before l and a began anew with each tile: `python -m benchmarks.kernels` looks again.
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.

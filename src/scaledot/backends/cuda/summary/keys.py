@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scaledot.backends.cuda.arguments import strides
+from scaledot.backends.cuda.arguments import padded, strides
 from scaledot.backends.cuda.launching import enter_beside, leave_beside
 from scaledot.backends.cuda.replay import Once
 
@@ -21,7 +21,8 @@ def square_keys(key: Tensor, launches: Once, beside: bool) -> Tensor:
     beside: see launching.enter_beside.
     """
     batch, groups, keys, width = key.shape
-    wide, at_a_time = _tile(width)
+    wide = padded(width)
+    at_a_time = max(ENTRIES // wide, 1)
     chunks = min(-(-keys // at_a_time), MAX_CHUNKS)
     sums = launches.room(key, batch * groups * chunks, torch.float32)
     arguments: dict[str, Any] = {
@@ -39,11 +40,6 @@ def square_keys(key: Tensor, launches: Once, beside: bool) -> Tensor:
     programs = batch * groups * chunks
     launches.launch(squares_kernel, programs, key, arguments, num_warps=4, launch_pdl=beside)
     return sums
-
-
-def _tile(width: int) -> tuple[int, int]:
-    wide = 1 << (width - 1).bit_length()
-    return wide, max(ENTRIES // wide, 1)
 
 
 @triton.jit
