@@ -300,13 +300,12 @@ def test_the_output_does_not_hang_on_vitals(device, dtype, sinks, changes):
 @pytest.mark.parametrize("sinks", [None, 2.0])
 @pytest.mark.parametrize("changes", [{}, {"right": 0}, {"right": 3, "bottom_right": True}])
 def test_pivots_of_the_edges_where_one_tile_does_not_set_them(device, monkeypatch, sinks, changes):
-    """As in wide or long calls; what is steady after them is the same."""
+    """As in wide calls; what is steady after them is the same."""
     inputs = make(device, torch.bfloat16)
     if sinks is not None:
         inputs = inputs._replace(sinks=torch.full((1, 1), sinks, device=device))
     with_pivots = run(inputs, settings(**changes))
-    for name in ("PIVOTS_NARROW", "PIVOTS_WIDE"):
-        monkeypatch.setattr(f"scaledot.backends.cuda.forward.{name}", 0)
+    monkeypatch.setattr("scaledot.backends.cuda.forward.PIVOTS_WIDEST", 0)
     found = assert_agrees(inputs, settings(**changes))
     torch.testing.assert_close(found[1], with_pivots[1], rtol=1e-5, atol=1e-5)
 

@@ -179,14 +179,6 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
         assert not per_row or measured.rows.shape[0] == len(ROW_FIELDS)
 
 
-def test_keys_of_wide_causal_calls_are_squared_after_the_pass(kernels, monkeypatch):
-    monkeypatch.setattr(hopper_forward, "WIDEST_BESIDE", WIDTH - 1)
-    forward(problem(is_causal=True))
-    assert not kernels[1].searched
-    forward(problem())
-    assert kernels[1].searched
-
-
 @pytest.mark.parametrize("values", [True, False])
 def test_without_vitals_there_is_one_launch_and_no_room(kernels, values):
     for _ in range(3):

@@ -21,9 +21,9 @@ def made_of_matrices(monkeypatch):
     """A list with an entry for each call whose moments come from matrices."""
     calls = []
 
-    def add_all(*arguments):
+    def add_all(*arguments, **words):
         calls.append(arguments)
-        return original(*arguments)
+        return original(*arguments, **words)
 
     original = whole_moments.add_all
     monkeypatch.setattr(whole_moments, "add_all", add_all)

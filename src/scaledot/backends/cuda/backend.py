@@ -49,13 +49,14 @@ def measured(
     per_row: bool,
     squares: Tensor | None = None,
     key_squares: Tensor | None = None,
+    soon: bool = False,
 ) -> Measured:
-    """The vitals from the rows' planes, all on the GPU. squares, key_squares: see `summarise`."""
+    """The vitals from the rows' planes, all on the GPU. squares, key_squares, soon: see `fill`."""
     if not wants_vitals:
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise
 
-    floats, counts = summarise(statistics, inputs, squares, key_squares)
+    floats, counts = summarise(statistics, inputs, squares, key_squares, soon)
     rows = statistics[: len(ROW_FIELDS)].clone() if per_row else None
     return Measured(lse, floats, counts, rows)
 
@@ -76,6 +77,11 @@ def backward(
     from scaledot.backends.cuda import backward as dot
 
     return dot.backward(inputs, settings, grad_out, out, lse, wanted)
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether a launch may begin there before the one before it ends (launching.enter)."""
+    return device.type == "cuda" and _capability(device.index) >= (9, 0)
 
 
 def is_hopper(device: int) -> bool:

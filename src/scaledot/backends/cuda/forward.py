@@ -28,6 +28,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from scaledot.backends.cuda.arguments import (
     NO_HEADS,
@@ -81,9 +82,7 @@ from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 L2_SHARE = 16 * 2**20  # bytes of keys and values that programs running together should share
-# Pivots of one tile, which has to fit into shared memory beside those on their way: of rows so
-# wide, and of the wider ones where few tiles follow (in long calls without an edge they cost 10 %).
-PIVOTS_NARROW, PIVOTS_WIDE, FEW_KEYS = 64, 128, 2048
+PIVOTS_WIDEST = 128  # wider, a tile for them has no room in shared memory beside those to come
 MOST_KEY_SQUARES = 1024  # numbers of a head: one warp of `summary` sums them
 
 
@@ -121,6 +120,7 @@ class Cut(NamedTuple):
     STEADY: Any  # or, after the others, `add_steady`
     PIVOTS: Any  # which the first tile sets (`set_pivots`)
     MOMENTS: Any
+    LET_NEXT: Any  # begin before this launch ends (launching.enter)
 
 
 # By bytes of an element and the larger of the padded widths.
@@ -138,10 +138,11 @@ CONFIGS = {
 }
 # Where every tile goes through the general step with a mask tensor or a cap: fewer registers.
 GENERAL_CONFIGS = {(2, 128): Config(128, 64, 8, 2)}
-# Where most go through `add_steady`; of 64 columns, two programs run side by side.
+# Where most go through `add_steady`; of 64 columns, two programs run side by side. Of 128 columns
+# only one does, but the assembler finds the fastest loop if it is given 208 registers, not all.
 STEADY_CONFIGS = {
     (2, 64): Config(128, 64, 8, 3, registers=128),
-    (2, 128): Config(128, 64, 8, 3),
+    (2, 128): Config(128, 64, 8, 3, registers=208),
 }
 SMALLEST = Config(16, 16, 8, 1)
 
@@ -165,11 +166,13 @@ def forward(
     wants_vitals: bool,
     moments: bool = True,
     config: Config | None = None,
+    let_next: bool = False,
 ) -> tuple[Tensor, ForVitals]:
     """Fills `out` (None: scores only); returns lse [B, H, Q] and what the vitals are made of.
 
     The statistics are empty where no vitals are wanted. Without `moments` nothing is written to the
     planes mean and m2, and the keys are not squared: matrices that give the moments tell that too.
+    let_next: the next launch may begin before this one ends (launching.enter).
     """
     inputs = aligned(inputs)
     query, value = inputs.query, inputs.value
@@ -212,8 +215,10 @@ def forward(
             NEGATIVE=settings.scale < 0.0,
             SHORT_STEP=short,
             STEADY=steady,
-            PIVOTS=steady and _one_tile_sets_pivots(inputs, settings, max(block_d, block_v)),
+            # Each row that sees a key at all sees one of the first tile.
+            PIVOTS=steady and settings.left is None and max(block_d, block_v) <= PIVOTS_WIDEST,
             MOMENTS=moments,
+            LET_NEXT=let_next,
         )
     )
     arguments: dict[str, Any] = {
@@ -235,14 +240,6 @@ def forward(
     }
     _forward_kernel[(batch * heads * blocks,)](**arguments)
     return lse, ForVitals(statistics, squares, key_squares)
-
-
-def _one_tile_sets_pivots(inputs: Inputs, settings: Settings, widest: int) -> bool:
-    """Where it shows each row a key, and is faster than a step of its own for the edges."""
-    if settings.left is not None:
-        return False
-    short = settings.right is not None or inputs.key.shape[2] < FEW_KEYS
-    return widest <= PIVOTS_NARROW or (widest <= PIVOTS_WIDE and short)
 
 
 def _shares_keys(inputs: Inputs, blocks: int, tile: int) -> bool:
@@ -278,6 +275,8 @@ def _forward_kernel(
     cut,
 ):
     """One program: BLOCK_M rows of a head over all the keys that they may see."""
+    if cut.LET_NEXT:
+        gdc_launch_dependents()
     FLOAT: tl.constexpr = call.FLOAT
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
     block, b, h = _order(call, tl.program_id(0), blocks, heads_together)

@@ -130,8 +130,8 @@ def measure_keys(
 ):
     """One program a chunk. x and y are the left and the right half of what is wider than PART.
 
-    Where keys are counted from zero, as most are, products read them where they arrive: only their
-    squares pass through registers. Elsewhere what is left of them goes back to shared memory first.
+    Where keys are counted from zero, as most are, products read them where they arrive, and their
+    squares stand on the diagonal. Elsewhere what is left of them goes back to shared memory first.
     """
     if BESIDE:
         enter_beside()
@@ -170,10 +170,11 @@ def measure_keys(
             y = load_all_tokens(keys_ptr, n, e, width, step, STEP, FILLED)
             xy = tl.dot(tl.trans(x), y, xy)
             yy = tl.dot(tl.trans(y), y, yy)
-            squares = _add_squares(squares, y, LANES)
             y_sums += _summed(y, ones)
-        squares = _add_squares(squares, x, LANES)
         x_sums += _summed(x, ones)
+    straight_squares = _trace(xx, d)
+    if WIDE:
+        straight_squares += _trace(yy, d)
     x_kept, y_kept = x_sums, y_sums  # of what was multiplied; rounded, where it was
     for at in tl.range(straight_stop, stop, TOKENS, num_stages=CENTRED_STAGES):
         n = at + tl.arange(0, TOKENS)
@@ -209,7 +210,7 @@ def measure_keys(
         matrix_ptr += PART * PART
         tl.store(matrix_ptr + entries, yy - y_sum[:, None] * y_shift[None, :])
         tl.store(means_ptr + place * WIDTH + e, _first_column(y_sums) / number)
-    tl.store(squares_ptr + place, tl.sum(squares))
+    tl.store(squares_ptr + place, tl.sum(squares) + straight_squares)
     if BESIDE:
         leave_beside()
 
@@ -289,6 +290,11 @@ def _add_squares(squares, tokens, LANES: tl.constexpr):
     wide = tokens.to(tl.float32)
     own = tl.sum(tl.reshape(wide * wide, [tokens.shape[0], tokens.shape[1] // 8, 8]), 2)
     return squares + tl.sum(tl.reshape(own, [own.shape[0] // LANES, LANES, own.shape[1]]), 0)
+
+
+@triton.jit
+def _trace(matrix, d):
+    return tl.sum(tl.where(d[:, None] == d[None, :], matrix, 0.0))
 
 
 @triton.jit

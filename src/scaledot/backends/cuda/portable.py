@@ -42,16 +42,22 @@ def _forward(
     from scaledot.backends.cuda import arguments, forward, whole_moments
     from scaledot.backends.cuda.additive import forward as additive
 
-    squares = key_squares = None
     if inputs.weight is not None:
         lse, rows = additive.forward(inputs, settings, out, wants_vitals)
-    elif wants_vitals and _moments_from_matrices(inputs, settings):
+        return backend.measured(lse, rows, inputs, wants_vitals, per_row)
+    soon = wants_vitals and backend.overlaps(inputs.query.device)
+    if wants_vitals and _moments_from_matrices(inputs, settings):
+        # Kept until all launches are made: a launch beside the pass must not get their memory.
         inputs = arguments.aligned(inputs)
-        lse, (rows, squares, _) = forward.forward(inputs, settings, out, True, moments=False)
-        key_squares = whole_moments.add_all(rows, inputs, settings)
+        lse, (rows, squares, _) = forward.forward(
+            inputs, settings, out, True, moments=False, let_next=soon
+        )
+        key_squares = whole_moments.add_all(rows, inputs, settings, beside=soon)
     else:
-        lse, (rows, squares, key_squares) = forward.forward(inputs, settings, out, wants_vitals)
-    return backend.measured(lse, rows, inputs, wants_vitals, per_row, squares, key_squares)
+        lse, (rows, squares, key_squares) = forward.forward(
+            inputs, settings, out, wants_vitals, let_next=soon
+        )
+    return backend.measured(lse, rows, inputs, wants_vitals, per_row, squares, key_squares, soon)
 
 
 def _moments_from_matrices(inputs: Inputs, settings: Settings) -> bool:

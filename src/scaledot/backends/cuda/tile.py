@@ -274,48 +274,78 @@ def add_steady(
     if seen is not None:
         u = tl.where(seen, u, FAR_BELOW)
     p = tl.exp2(u)
-    row_sum = steady.row_sum + _sum_by_thread(p)
-    weighted = steady.weighted
-    squares = steady.squares
-    largest = steady.largest
-    z_sum = steady.z_sum
-    z_squares = steady.z_squares
-    if STATISTICS:
-        weighted += _sum_by_thread(p * u)
-        squares += _sum_by_thread(p * p)
-        # p is not negative, so the integers are ordered as the numbers are, and of integers a
-        # Hopper GPU finds the largest of three in one instruction, of floats only that of two.
-        bits = p.to(tl.int32, bitcast=True)
-        largest = tl.maximum(largest, _max_by_thread(bits))
-        if MOMENTS:
-            deviation = u
-            if SINK:
-                deviation = scores * scale - sums.z_max[:, None]
-            if seen is not None:
-                deviation = tl.where(seen, deviation, 0.0)
-            z_sum += _sum_by_thread(deviation)
-            z_squares += _sum_by_thread(deviation * deviation)
-    return Steady(row_sum, weighted, squares, largest, z_sum, z_squares), p
+    z = u
+    if STATISTICS and MOMENTS:
+        if SINK:
+            z = scores * scale - sums.z_max[:, None]
+        if seen is not None:
+            z = tl.where(seen, z, 0.0)
+    # A tile's own sums first: a long row's are not one long chain of roundings.
+    new = _add_scores(None, _by_thread(u), _by_thread(p), _by_thread(z), STATISTICS, MOMENTS)
+    steady = Steady(
+        steady.row_sum + new.row_sum,
+        steady.weighted + new.weighted,
+        steady.squares + new.squares,
+        tl.maximum(steady.largest, new.largest),
+        steady.z_sum + new.z_sum,
+        steady.z_squares + new.z_squares,
+    )
+    return steady, p
 
 
 @triton.jit
 def _by_thread(x):
-    """[M, N] to [M, N / 8, 4, 2].
+    """[M, N] to [M, 4, N / 4].
 
     A product of matrices leaves eight neighbouring columns of a row in four threads, two in each.
     So sums over all but the 4 stay within a thread, and the four meet once, at the end.
     """
-    return tl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    x = tl.permute(tl.reshape(x, [rows, columns // 8, 4, 2]), (0, 2, 1, 3))
+    return tl.reshape(x, [rows, 4, columns // 4])
 
 
 @triton.jit
-def _sum_by_thread(x):
-    return tl.sum(tl.sum(_by_thread(x), 1), 2)  # the longer axis first: a multiply-add a number
+def _add_scores(sums, u, p, z, STATISTICS: tl.constexpr, MOMENTS: tl.constexpr):
+    """u, p and z [M, 4, n] join the sums (None: there are none yet), each score one sum after the
+    other: what was just read for one is at hand for the next."""
+    if u.shape[2] > 1:
+        u0, u1 = _halves(u)
+        p0, p1 = _halves(p)
+        z0, z1 = _halves(z)
+        sums = _add_scores(sums, u0, p0, z0, STATISTICS, MOMENTS)
+        return _add_scores(sums, u1, p1, z1, STATISTICS, MOMENTS)
+    else:
+        rows: tl.constexpr = u.shape[0]
+        u, p, z = tl.reshape(u, [rows, 4]), tl.reshape(p, [rows, 4]), tl.reshape(z, [rows, 4])
+        # p is not negative, so the integers are ordered as the numbers are, and of integers a
+        # Hopper GPU finds the largest of three in one instruction, of floats only that of two.
+        bits = p.to(tl.int32, bitcast=True)
+        if sums is None:
+            return Steady(p, p * u, p * p, bits, z, z * z)
+        else:
+            row_sum = sums.row_sum + p
+            squares = sums.squares
+            largest = sums.largest
+            weighted = sums.weighted
+            z_sum = sums.z_sum
+            z_squares = sums.z_squares
+            if STATISTICS:
+                squares = squares + p * p
+                largest = tl.maximum(largest, bits)
+                weighted = weighted + p * u
+                if MOMENTS:
+                    z_sum = z_sum + z
+                    z_squares = z_squares + z * z
+            return Steady(row_sum, weighted, squares, largest, z_sum, z_squares)
 
 
 @triton.jit
-def _max_by_thread(x):
-    return tl.max(tl.max(_by_thread(x), 1), 2)
+def _halves(x):
+    """[M, 4, n] -> the first and the last [M, 4, n / 2]."""
+    n: tl.constexpr = x.shape[2]
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 4, 2, n // 2]), (0, 1, 3, 2)))
 
 
 @triton.jit

@@ -13,8 +13,6 @@ from scaledot.backends.operators import Measured
 from scaledot.measure import ROW_FIELDS
 from scaledot.problem import Settings
 
-WIDEST_BESIDE = 128  # of causal calls
-
 
 def forward(
     inputs: Inputs,
@@ -67,7 +65,8 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
         # After the long kernel: while it runs, the short ones are queued, and the first of them
         # gets the multiprocessors that it leaves (launching.enter).
         rows, squares, key_squares = passed.rows, passed.squares, None
-        if summed == "all" and _has_room_beside(inputs, settings):
+        counted = inputs.key_lengths is None and inputs.cu_seqlens_k is None
+        if summed == "all" and counted:
             key_squares = summary.square_keys(inputs.key, recording, beside=True)
         elif summed == "none":
             key_squares = whole_moments.add_all(rows, inputs, settings, recording, beside=True)
@@ -77,10 +76,3 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
             )
         summary.fill(floats, counts, rows, inputs, squares, recording, key_squares, soon=True)
     recording.keep()
-
-
-def _has_room_beside(inputs: Inputs, settings: Settings) -> bool:
-    """Whether all keys count, and squaring them beside the pass does not hold it up: wide causal
-    calls end everywhere at the same time, and are then short of memory bandwidth."""
-    counted = inputs.key_lengths is None and inputs.cu_seqlens_k is None
-    return counted and (settings.right is None or inputs.key.shape[-1] <= WIDEST_BESIDE)

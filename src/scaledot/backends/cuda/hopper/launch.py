@@ -33,36 +33,38 @@ class Config(NamedTuple):
     quarters: bool = False
     order: str = "lptwab"  # of the sums, see softmax.add_few
     at_once: int = 2
+    run: int = 1  # full tiles of keys that are one chain of additions to two of the sums
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums; each was the fastest that was measured,
-    but before l and a began anew with each tile: `python -m benchmarks.kernels` looks again.
+    """By the widest of the tensors and what the pass sums: each the fastest that was measured, of
+    those with values (`python -m benchmarks.kernels`).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
     """
     quarters = moments in ("none", "edges")
     config = Config(128, 2, 2, quarters=quarters)
-    if width > 128 and moments == "all":
-        config = config._replace(order="wpltba", at_once=4)
     if not values:
         three = quarters and (width == 128 or (width < 128 and not causal))
+        if width > 128 and moments == "all":
+            return config._replace(order="wpltba", at_once=4)
         return config._replace(consumers=3 if three else 2)
     if width > 128:
-        return config._replace(keys=64, quarters=False)
+        config = config._replace(keys=64, quarters=False, order="wlptab", at_once=4)
+        if moments == "all" and causal:
+            return config._replace(order="tlpwab", at_once=2)
+        return config._replace(order="wpltba") if moments == "all" else config
     config = config._replace(turns=True, early=moments == "all")
     if width > 64:
-        if moments == "edges":
-            return config._replace(at_once=4)
-        return config._replace(order="wpltba")
+        orders = {None: "wlptab", "none": "wlptab", "edges": "wpltba", "all": "tlpwab"}
+        return config._replace(order=orders[moments], at_once=4)
     if moments is None:
         short = causal and keys < 8192
         return config._replace(consumers=2 if short else 3, early=short)
-    if moments == "all":
-        return config._replace(order="wpltba")
-    three = moments == "none" and keys >= 8192
-    return config._replace(consumers=3 if three else 2, early=three)
+    if moments == "none" and keys >= 8192:
+        return config._replace(consumers=3, early=True, at_once=4)
+    return config._replace(order="wpltba" if moments == "all" else "tlpwab", run=8)
 
 
 class Passed(NamedTuple):

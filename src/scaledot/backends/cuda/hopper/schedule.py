@@ -24,6 +24,7 @@ class Plan:
     QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
     ORDER: gl.constexpr  # of the sums that a score joins, see softmax.add_few
     AT_ONCE: gl.constexpr  # scores that join one sum before the next
+    RUN: gl.constexpr  # full tiles of keys that are one chain of additions to l and a
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
     MOMENTS: (
@@ -54,6 +55,7 @@ class Plan:
         QUARTERS,
         ORDER,
         AT_ONCE,
+        RUN,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -79,6 +81,7 @@ class Plan:
         self.QUARTERS = gl.constexpr(QUARTERS)
         self.ORDER = gl.constexpr(ORDER)
         self.AT_ONCE = gl.constexpr(AT_ONCE)
+        self.RUN = gl.constexpr(RUN)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)

@@ -135,8 +135,9 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
     `visible` says which scores are not hidden, where some are (MASKED).
     """
     STEADY: gl.constexpr = plan.STEADY and not MASKED
+    IN_RUN: gl.constexpr = STEADY and plan.RUN > 1
     before = sums
-    sums = of_one_tile(sums, first_score(s, sums.first), plan)
+    sums = of_one_tile(sums, first_score(s, sums.first), plan, IN_RUN)
     base = sums.pivot
     if MASKED:
         base = seen_pivot(base)
@@ -146,7 +147,7 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
         if MASKED and plan.STATISTICS:
             u = gl.where(visible, u, 0.0)  # P is 0 there, and 0 * inf would be NaN
         sums = add_sums(by_thread(u), by_thread(p), sums, plan, MOMENTS, STEADY)
-        return with_those_before(sums, before, plan), narrow(p, plan.dtype)
+        return with_those_before(sums, before, plan, IN_RUN), narrow(p, plan.dtype)
     else:
         # Left alone, the compiler computes all exponents, then all exponentials, then all sums, and
         # each unit waits for the others. So a quarter may begin when the last but one is summed.
@@ -159,33 +160,50 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
         third, p2 = add_quarter(s2, second, base, scale, plan, STEADY)
         base = known_after(base, second, nought)
         fourth, p3 = add_quarter(s3, third, base, scale, plan, STEADY)
-        fourth = with_those_before(fourth, before, plan)
+        fourth = with_those_before(fourth, before, plan, IN_RUN)
         return fourth, joined(joined(p0, p1), joined(p2, p3))
 
 
 @gluon.jit
-def of_one_tile(sums, first, plan):
-    """Sums begin anew with each tile: a long row's are not one long chain of roundings."""
+def of_one_tile(sums, first, plan, IN_RUN: gl.constexpr):
+    """Sums begin anew with each tile: a long row's are not one long chain of roundings. Where the
+    pivot stays, l and a begin anew only with each run of tiles."""
     l = sums.l
     a = sums.a
     none = gl.zeros_like(sums.w)
-    if plan.STATISTICS:
+    if plan.STATISTICS and not IN_RUN:
         l = none
         a = none
     return Sums(sums.pivot, l, none, none, a, none, sums.top, first)
 
 
 @gluon.jit
-def with_those_before(sums, before, plan):
+def with_those_before(sums, before, plan, IN_RUN: gl.constexpr):
     if plan.STATISTICS:
-        l = before.l + sums.l
+        l = sums.l
+        a = sums.a
+        if not IN_RUN:
+            l = before.l + l
+            a = before.a + a
         w = before.w + sums.w
         p2 = before.p2 + sums.p2
-        a = before.a + sums.a
         b = before.b + sums.b
         return Sums(sums.pivot, l, w, p2, a, b, sums.top, sums.first)
     else:
         return sums
+
+
+@gluon.jit
+def of_one_run(sums):
+    none = gl.zeros_like(sums.l)
+    return Sums(sums.pivot, none, sums.w, sums.p2, none, sums.b, sums.top, sums.first)
+
+
+@gluon.jit
+def with_runs_before(sums, before):
+    l = before.l + sums.l
+    a = before.a + sums.a
+    return Sums(sums.pivot, l, sums.w, sums.p2, a, sums.b, sums.top, sums.first)
 
 
 @gluon.jit

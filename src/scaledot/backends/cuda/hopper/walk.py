@@ -29,8 +29,10 @@ from scaledot.backends.cuda.hopper.softmax import (
     follow,
     move_pivot,
     no_sums,
+    of_one_run,
     rescale,
     unknown,
+    with_runs_before,
     without_moments,
 )
 
@@ -183,9 +185,17 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
             store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
     while j >= tile.full_start:
-        sums, _ = rows.measure(rows.scores(step), sums, j, False)
-        step += 1
-        j -= 1
+        before = sums
+        stop = tile.full_start
+        if plan.STEADY and plan.RUN > 1:
+            stop = gl.maximum(j - (plan.RUN - 1), stop)
+            sums = of_one_run(sums)
+        while j >= stop:
+            sums, _ = rows.measure(rows.scores(step), sums, j, False)
+            step += 1
+            j -= 1
+        if plan.STEADY and plan.RUN > 1:
+            sums = with_runs_before(sums, before)
     if plan.LEFT:
         while j >= tile.start:
             sums, _ = rows.measure(rows.scores(step), sums, j, True)
@@ -219,10 +229,21 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
         if tile.careful == 0:
             store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
-    while j >= tile.full_start:
-        sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
-        step += 1
-        j -= 1
+    if plan.STATISTICS and plan.STEADY and plan.RUN > 1:
+        while j >= tile.full_start:
+            before = sums
+            stop = gl.maximum(j - (plan.RUN - 1), tile.full_start)
+            sums = of_one_run(sums)
+            while j >= stop:
+                sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
+                step += 1
+                j -= 1
+            sums = with_runs_before(sums, before)
+    else:
+        while j >= tile.full_start:
+            sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
+            step += 1
+            j -= 1
     if plan.LEFT:
         while j >= tile.start:
             sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)

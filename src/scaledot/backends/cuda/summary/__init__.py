@@ -41,16 +41,17 @@ def summarise(
     inputs: Inputs,
     squares: Tensor | None = None,
     key_squares: Tensor | None = None,
+    soon: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
 
     statistics [PLANES or more, B, H, Q]: see statistics.py; what follows those planes is not read.
     squares [B, H, Q]: the sum of squares of each query. key_squares: B G n numbers, sums of the
     squares of some keys of a head, of all its keys together; for keys without lengths that are not
-    packed. E is B, or the number of packed sequences.
+    packed. E is B, or the number of packed sequences. soon: see `fill`.
     """
     floats, counts = new_vitals(inputs)
-    fill(floats, counts, statistics, inputs, squares, key_squares=key_squares)
+    fill(floats, counts, statistics, inputs, squares, key_squares=key_squares, soon=soon)
     return floats, counts
 
 
