@@ -37,8 +37,8 @@ class Config(NamedTuple):
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums: each the fastest that was measured, of
-    those with values (`python -m benchmarks.kernels`).
+    """By the widest of the tensors and what the pass sums: each the fastest that was measured
+    (`python -m benchmarks.kernels`).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
@@ -47,18 +47,14 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     config = Config(128, 2, 2, quarters=quarters)
     if not values:
         three = quarters and (width == 128 or (width < 128 and not causal))
-        if width > 128 and moments == "all":
-            return config._replace(order="wpltba", at_once=4)
-        return config._replace(consumers=3 if three else 2)
+        several = moments == "all" and width > 64 or moments == "edges" and width <= 64
+        run = 8 if moments == "all" and width == 128 else 1
+        return config._replace(consumers=3 if three else 2, at_once=4 if several else 2, run=run)
     if width > 128:
-        config = config._replace(keys=64, quarters=False, order="wlptab", at_once=4)
-        if moments == "all" and causal:
-            return config._replace(order="tlpwab", at_once=2)
-        return config._replace(order="wpltba") if moments == "all" else config
+        return config._replace(keys=64, quarters=False, order="plwtab")
     config = config._replace(turns=True, early=moments == "all")
     if width > 64:
-        orders = {None: "wlptab", "none": "wlptab", "edges": "wpltba", "all": "tlpwab"}
-        return config._replace(order=orders[moments], at_once=4)
+        return config._replace(order="ltpwab", at_once=4)
     if moments is None:
         short = causal and keys < 8192
         return config._replace(consumers=2 if short else 3, early=short)
