@@ -210,7 +210,7 @@ def test_scores_close_together_far_above_the_pivot_keep_their_variance(device, n
 
 
 @needs_hopper
-@pytest.mark.parametrize(("width", "keys"), [(64, 1500), (256, 16383)])
+@pytest.mark.parametrize(("width", "keys"), [(64, 1500), (64, 16383), (256, 16383)])
 def test_many_equal_scores(device, width, keys):
     """Rounding all goes one way then, in a sum that is one long chain."""
     query = torch.zeros(1, 2, 130, width, device=device, dtype=torch.bfloat16)
@@ -363,10 +363,19 @@ def test_nan_and_inf_are_seen(device, backend):
 
 @needs_hopper
 @pytest.mark.parametrize(
-    ("width", "tokens", "is_causal"),
-    [(64, 2048, False), (128, 4096, False), (256, 16384, False), (64, 8192, True)],
+    ("backend", "width", "tokens", "is_causal"),
+    [
+        ("hopper", 64, 2048, False),
+        ("hopper", 128, 4096, False),
+        ("hopper", 256, 16384, False),
+        ("hopper", 64, 8192, True),
+        ("hopper", 256, 4096, True),
+        ("triton", 64, 2048, False),
+        ("triton", 128, 4096, False),
+        ("triton", 64, 4096, True),
+    ],
 )
-def test_launches_beside_the_pass_take_nothing_from_it(device, width, tokens, is_causal):
+def test_launches_beside_the_pass_take_nothing_from_it(device, backend, width, tokens, is_causal):
     """Keys that must be copied first: their copy is not needed any more, but the pass reads it.
 
     As long as moments come from matrices, which need as much memory.
@@ -375,9 +384,10 @@ def test_launches_beside_the_pass_take_nothing_from_it(device, width, tokens, is
     size = (16384 // tokens, 2048 // width, tokens, width)
     query, key, value = (torch.randn(size, device=device, dtype=torch.bfloat16) for _ in range(3))
     odd = key.new_empty(key.numel() + 4)[4:].view(key.shape).copy_(key)
-    wanted = scaledot.attention_with_vitals(query, key, value, is_causal=is_causal)
+    words = {"is_causal": is_causal, "backend": backend}
+    wanted = scaledot.attention_with_vitals(query, key, value, **words)
     for _ in range(10):
-        found = scaledot.attention_with_vitals(query, odd, value, is_causal=is_causal)
+        found = scaledot.attention_with_vitals(query, odd, value, **words)
         assert torch.equal(found[0], wanted[0])
         for name in FLOAT_FIELDS:
             a, b = getattr(found[1], name), getattr(wanted[1], name)
