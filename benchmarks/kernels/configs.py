@@ -23,6 +23,7 @@ from scaledot.problem import Settings
 WIDTHS, LENGTHS, TOKENS, MODEL_WIDTH = (64, 128, 256), (16384, 4096), 16384, 2048
 ORDERS = ("wpltba", "lptwab", "tlpwab", "plwtba", "wlptab")
 AT_ONCE = (2, 4)
+RUNS = (1, 8)
 REPEATS = 9
 
 
@@ -58,7 +59,7 @@ def kinds() -> list[Kind]:
 
 
 def candidates(kind: Kind) -> list[tuple]:
-    """What `config_for` says, and other orders, waits and cuts of a tile."""
+    """What `config_for` says, and other orders, runs, waits and cuts of a tile."""
     from scaledot.backends.cuda.hopper.launch import config_for
 
     moments = _moments(_inputs(kind, "meta"), _settings(kind))
@@ -67,8 +68,10 @@ def candidates(kind: Kind) -> list[tuple]:
     waits = (False, True) if kind.values else (False,)
     cuts = (False,) if moments == "all" else (False, True)
     others = [
-        chosen._replace(order=order, at_once=at_once, early=early, quarters=quarters)
-        for order, at_once, early, quarters in itertools.product(ORDERS, AT_ONCE, waits, cuts)
+        chosen._replace(order=order, at_once=at_once, run=run, early=early, quarters=quarters)
+        for order, at_once, run, early, quarters in itertools.product(
+            ORDERS, AT_ONCE, RUNS, waits, cuts
+        )
     ]
     return list(dict.fromkeys([tuple(chosen), *map(tuple, others)]))
 

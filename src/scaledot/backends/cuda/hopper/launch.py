@@ -46,10 +46,11 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     quarters = moments in ("none", "edges")
     config = Config(128, 2, 2, quarters=quarters)
     if not values:
-        three = quarters and (width == 128 or (width < 128 and not causal))
-        several = moments == "all" and width > 64 or moments == "edges" and width <= 64
-        run = 8 if moments == "all" and width == 128 else 1
-        return config._replace(consumers=3 if three else 2, at_once=4 if several else 2, run=run)
+        if moments == "all":
+            return config._replace(at_once=2 if width <= 64 else 4, run=8 if width == 128 else 1)
+        if width <= 64 and causal:
+            return config._replace(at_once=4)
+        return config._replace(consumers=3 if width <= 128 else 2)
     if width > 128:
         return config._replace(keys=64, quarters=False, order="plwtab")
     config = config._replace(turns=True, early=moments == "all")
