@@ -123,6 +123,17 @@ class Cut(NamedTuple):
     LET_NEXT: Any  # begin before this launch ends (launching.enter)
 
 
+class Work(NamedTuple):
+    """What all tiles of a program share."""
+
+    q: Any  # [M, D]
+    factor: Any  # the scale in base 2: a number or [M, 1]
+    rows: Any  # [M]
+    key: Any  # of the head
+    value: Any
+    place: Any
+
+
 # By bytes of an element and the larger of the padded widths.
 CONFIGS = {
     (2, 64): Config(128, 128, 8, 3),
@@ -327,8 +338,9 @@ def _forward_kernel(
         # `add_scores` wants a scale that is not negative: the query takes the sign.
         q = (q.to(FLOAT) * tl.where(factor < 0.0, -1.0, 1.0)).to(q.dtype)
         factor = tl.abs(factor)
+    work = Work(q, factor, rows, key, value, place)
     if STATISTICS:
-        first = _argument_of(q, first_key, seq.key, factor, rows, call, place)
+        first = _argument_of(first_key, seq.key, call, work)
 
     acc = tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT)
     sums = start_sums(sink2, cut.BLOCK_M, FLOAT)
@@ -341,82 +353,19 @@ def _forward_kernel(
             or (part == 3 and not MASKED and not cut.STEADY)
         ):
             begin, end = span_of(tiles, part % 3)
+            short = FOLLOWS and part == 3
             acc, sums = _add_tiles(
-                acc,
-                sums,
-                begin,
-                end,
-                q,
-                factor,
-                rows,
-                key,
-                value,
-                call,
-                place,
-                part != 3,
-                FOLLOWS and part == 3,
-                STATISTICS,
-                cut,
+                acc, sums, begin, end, call, work, part != 3, short, STATISTICS, cut
             )
     if cut.STEADY:
-        steady = start_steady(cut.BLOCK_M, FLOAT)
-        keys = tiles.full_end - tiles.full  # of each row, that `steady` sums
-        if cut.PIVOTS:
-            # A row that sees a key sees one of this tile.
-            scores = _scores_of(q, k, FLOAT, cut)
-            columns = tiles.full_end + tl.arange(0, cut.BLOCK_N)
-            seen = reachable(rows[:, None], columns[None, :], seq, call.window)
-            sums = set_pivots(sums, scores, factor, seen, SINK, FLOAT)
-            steady, p = add_steady(
-                steady, sums, scores, factor, seen, STATISTICS, cut.MOMENTS, SINK
-            )
-            if value.ptr is not None:
-                acc = _add_values(acc, p, v, tiles.full_end, rows, call, place, cut)
-            _, high = row_bounds(rows, seq, call.window)
-            keys += tl.maximum(high - tiles.full_end, 0)
-        for part in tl.static_range(1, 3):  # what is left of the right edge, then the others
-            begin, end = span_of(tiles, part % 2)
-            if part == 1:
-                begin += cut.BLOCK_N
-            if part == 2 or (cut.PIVOTS and call.window.right is not None):
-                acc, steady = _add_steady_tiles(
-                    acc,
-                    steady,
-                    sums,
-                    begin,
-                    end,
-                    q,
-                    factor,
-                    rows,
-                    key,
-                    value,
-                    call,
-                    place,
-                    part == 1,
-                    STATISTICS,
-                    cut,
-                )
-        sums, lost = _join_steady_tiles(acc, sums, steady, keys, call, STATISTICS, cut)
+        acc, sums, lost = _add_steadily(acc, sums, tiles, k, v, call, work, STATISTICS, cut)
     if cut.SHORT_STEP:
         lost = lost | (tl.abs(sums.row_max) > RESIDUAL_LIMIT) & (sums.row_max > lowest(FLOAT))
         if tl.max(tl.where(lost & inside, 1, 0), 0) > 0:
-            acc, sums = _add_tiles(
-                tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT),
-                start_sums(sink2, cut.BLOCK_M, FLOAT),
-                tiles.begin,
-                tiles.end,
-                q,
-                factor,
-                rows,
-                key,
-                value,
-                call,
-                place,
-                True,
-                False,
-                STATISTICS,
-                cut,
-            )
+            acc = tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT)
+            sums = start_sums(sink2, cut.BLOCK_M, FLOAT)
+            begin, end = tiles.begin, tiles.end
+            acc, sums = _add_tiles(acc, sums, begin, end, call, work, True, False, STATISTICS, cut)
 
     closed = close_sums(sums, sink2)
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
@@ -457,13 +406,20 @@ def _squares_of(rows):
 
 
 @triton.jit
-def _argument_of(q, key, column, factor, rows, call, place):
+def _argument_of(key, column, call, work):
     """[M]: x of one key [1, D] for each row."""
     FLOAT: tl.constexpr = call.FLOAT
-    scores = tl.sum(q.to(FLOAT) * key.to(FLOAT), 1, keep_dims=True)  # [M, 1]
-    columns = column + tl.arange(0, 1)
-    x, _, _ = arguments_of(scores, factor, rows, columns, call, place, True, q.dtype == FLOAT)
-    return tl.reshape(x, [q.shape[0]])
+    scores = tl.sum(work.q.to(FLOAT) * key.to(FLOAT), 1, keep_dims=True)  # [M, 1]
+    x, _, _ = _arguments_at(column, 1, scores, call, work, True)
+    return tl.reshape(x, [work.q.shape[0]])
+
+
+@triton.jit
+def _arguments_at(start, NUMBER: tl.constexpr, scores, call, work, EDGE: tl.constexpr):
+    """`arguments_of` for the scores of NUMBER keys from `start` on."""
+    columns = start + tl.arange(0, NUMBER)
+    exact: tl.constexpr = work.q.dtype == call.FLOAT
+    return arguments_of(scores, work.factor, work.rows, columns, call, work.place, EDGE, exact)
 
 
 @triton.jit
@@ -472,35 +428,29 @@ def _add_tiles(
     sums,
     begin,
     end,
-    q,
-    factor,
-    rows,
-    key,
-    value,
     call,
-    place,
+    work,
     EDGE: tl.constexpr,
     SHORT_STEP: tl.constexpr,
     STATISTICS: tl.constexpr,
     cut,
 ):
     """The tiles of keys from `begin` to `end` into acc and sums; EDGE: some pairs are hidden."""
+    seq = work.place.seq
     FLOAT: tl.constexpr = call.FLOAT
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
-    seq = place.seq
     for start in range(begin, end, cut.BLOCK_N):
-        k = _tile_at(start, key, seq.key_end, cut.D, cut.BLOCK_D, EDGE, cut)
-        scores = _scores_of(q, k, FLOAT, cut)
+        k = _tile_at(start, work.key, seq.key_end, cut.D, cut.BLOCK_D, EDGE, cut)
+        scores = _scores_of(work.q, k, FLOAT, cut)
         if SHORT_STEP:
-            sums, p, alpha = add_scores(sums, scores, factor, STATISTICS, cut.MOMENTS, FLOAT, SINK)
-        else:
-            columns = start + tl.arange(0, cut.BLOCK_N)
-            x, z, read = arguments_of(
-                scores, factor, rows, columns, call, place, EDGE, q.dtype == FLOAT
+            sums, p, alpha = add_scores(
+                sums, scores, work.factor, STATISTICS, cut.MOMENTS, FLOAT, SINK
             )
+        else:
+            x, z, read = _arguments_at(start, cut.BLOCK_N, scores, call, work, EDGE)
             counts = None
             if EDGE and call.mask.ptr is None:
-                counts = visible_counts(rows, start, seq, call.window, cut.BLOCK_N)
+                counts = visible_counts(work.rows, start, seq, call.window, cut.BLOCK_N)
             sums, p, alpha = add_arguments(
                 sums,
                 x,
@@ -512,58 +462,77 @@ def _add_tiles(
                 counts,
                 SINK,
             )
-        if value.ptr is not None:
+        if work.value.ptr is not None:
             acc = acc * alpha[:, None]
-            v = _tile_at(start, value, seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)
-            acc = _add_values(acc, p, v, start, rows, call, place, cut)
+            v = _tile_at(start, work.value, seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)
+            acc = _add_values(acc, p, v, start, call, work, cut)
     return acc, sums
 
 
 @triton.jit
-def _add_steady_tiles(
-    acc,
-    steady,
-    sums,
-    begin,
-    end,
-    q,
-    factor,
-    rows,
-    key,
-    value,
-    call,
-    place,
-    EDGE: tl.constexpr,
-    STATISTICS: tl.constexpr,
-    cut,
-):
-    """The same into acc and `steady`, about the pivots of `sums`, after each row has seen a key."""
+def _add_steadily(acc, sums, tiles, k, v, call, work, STATISTICS: tl.constexpr, cut):
+    """All tiles that need no maximum of their own, into acc and sums; and which rows are lost.
+
+    k, v: the first tile at the right edge, where it is to set the pivots.
+    """
     FLOAT: tl.constexpr = call.FLOAT
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
-    seq = place.seq
-    for start in range(begin, end, cut.BLOCK_N):
-        k = _tile_at(start, key, seq.key_end, cut.D, cut.BLOCK_D, EDGE, cut)
-        scores = _scores_of(q, k, FLOAT, cut)
-        seen = None
-        if EDGE:
-            columns = start + tl.arange(0, cut.BLOCK_N)
-            seen = reachable(rows[:, None], columns[None, :], seq, call.window)
-        steady, p = add_steady(steady, sums, scores, factor, seen, STATISTICS, cut.MOMENTS, SINK)
-        if value.ptr is not None:
-            v = _tile_at(start, value, seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)
-            acc = _add_values(acc, p, v, start, rows, call, place, cut)
-    return acc, steady
-
-
-@triton.jit
-def _join_steady_tiles(acc, sums, steady, keys, call, STATISTICS: tl.constexpr, cut):
-    """All sums, with those of `keys` keys about a pivot that stayed; and which rows are lost."""
-    SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
+    steady = start_steady(cut.BLOCK_M, FLOAT)
+    keys = tiles.full_end - tiles.full  # of each row, that `steady` sums
+    if cut.PIVOTS:
+        # A row that sees a key sees one of this tile.
+        scores = _scores_of(work.q, k, FLOAT, cut)
+        seen = _reachable_at(tiles.full_end, call, work, cut)
+        sums = set_pivots(sums, scores, work.factor, seen, SINK, FLOAT)
+        steady, p = add_steady(
+            steady, sums, scores, work.factor, seen, STATISTICS, cut.MOMENTS, SINK
+        )
+        if work.value.ptr is not None:
+            acc = _add_values(acc, p, v, tiles.full_end, call, work, cut)
+        _, high = row_bounds(work.rows, work.place.seq, call.window)
+        keys += tl.maximum(high - tiles.full_end, 0)
+    for part in tl.static_range(1, 3):  # what is left of the right edge, then the others
+        begin, end = span_of(tiles, part % 2)
+        if part == 1:
+            begin += cut.BLOCK_N
+        if part == 2 or (cut.PIVOTS and call.window.right is not None):
+            acc, steady = _add_steady_tiles(
+                acc, steady, sums, begin, end, call, work, part == 1, STATISTICS, cut
+            )
     sums, lost = join_steady(sums, steady, keys, STATISTICS, cut.MOMENTS, SINK)
     if call.value.ptr is not None:  # 2^60 times a value may leave float32 where the value does not
         too_large = tl.sum(acc * 0.0, 1) != 0.0  # what is not finite times 0 is NaN
         lost = lost | (too_large & (sums.row_sum < float("inf")))
-    return sums, lost
+    return acc, sums, lost
+
+
+@triton.jit
+def _add_steady_tiles(
+    acc, steady, sums, begin, end, call, work, EDGE: tl.constexpr, STATISTICS: tl.constexpr, cut
+):
+    """The same into acc and `steady`, about the pivots of `sums`, after each row has seen a key."""
+    seq = work.place.seq
+    SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
+    for start in range(begin, end, cut.BLOCK_N):
+        k = _tile_at(start, work.key, seq.key_end, cut.D, cut.BLOCK_D, EDGE, cut)
+        scores = _scores_of(work.q, k, call.FLOAT, cut)
+        seen = None
+        if EDGE:
+            seen = _reachable_at(start, call, work, cut)
+        steady, p = add_steady(
+            steady, sums, scores, work.factor, seen, STATISTICS, cut.MOMENTS, SINK
+        )
+        if work.value.ptr is not None:
+            v = _tile_at(start, work.value, seq.key_end, cut.V, cut.BLOCK_V, EDGE, cut)
+            acc = _add_values(acc, p, v, start, call, work, cut)
+    return acc, steady
+
+
+@triton.jit
+def _reachable_at(start, call, work, cut):
+    """[M, N]: which pairs of a tile are not hidden."""
+    columns = start + tl.arange(0, cut.BLOCK_N)
+    return reachable(work.rows[:, None], columns[None, :], work.place.seq, call.window)
 
 
 @triton.jit
@@ -573,12 +542,13 @@ def _scores_of(q, k, FLOAT: tl.constexpr, cut):
 
 
 @triton.jit
-def _add_values(acc, p, v, start, rows, call, place, cut):
+def _add_values(acc, p, v, start, call, work, cut):
     """acc + P V of the tile of keys at `start`, after dropout."""
+    place = work.place
     if call.dropout.rate is not None:
         head = place.b * call.heads + place.h
         columns = start + tl.arange(0, cut.BLOCK_N)
-        kept = keeps(call.dropout, head, rows[:, None], columns[None, :])
+        kept = keeps(call.dropout, head, work.rows[:, None], columns[None, :])
         p = tl.where(kept, p, 0.0)
     p = p.to(v.dtype)
     return tl.dot(p, v, acc, input_precision=cut.PRECISION, out_dtype=call.FLOAT)
