@@ -25,7 +25,8 @@ demo: $(INSTALLED)
 # half of the tests in a row (what a file sets up is set up once) and helps the other when it is done.
 # The GPU kernels have a process of their own: Triton decides at import whether it interprets. So have
 # the browser's tests that measure time: they need the other core for the browser.
-test: check page browser
+test: $(INSTALLED)
+	$(MAKE) --jobs=2 check page browser
 	$(BIN)/python build_page.py --test
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO) --ignore=tests/cuda --ignore=tests/browser
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest $(TWO) tests/cuda

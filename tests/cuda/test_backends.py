@@ -210,15 +210,16 @@ def test_scores_close_together_far_above_the_pivot_keep_their_variance(device, n
 
 
 @needs_hopper
+@pytest.mark.parametrize("backend", ["hopper", "triton"])
 @pytest.mark.parametrize(("width", "keys"), [(64, 1500), (64, 16383), (256, 16383)])
-def test_many_equal_scores(device, width, keys):
+def test_many_equal_scores(device, backend, width, keys):
     """Rounding all goes one way then, in a sum that is one long chain."""
     query = torch.zeros(1, 2, 130, width, device=device, dtype=torch.bfloat16)
     key = torch.zeros_like(query[:, :, :1]).repeat(1, 1, keys, 1)
     query[..., 0] = 1.0
     key[:, :, -1, 0] = 3.0 * width**0.5
     value = torch.ones_like(key)
-    _, vitals = scaledot.attention_with_vitals(query, key, value, backend="hopper", per_row=True)
+    _, vitals = scaledot.attention_with_vitals(query, key, value, backend=backend, per_row=True)
     lse = torch.tensor(keys - 1 + math.exp(3.0)).log().to(vitals.per_row.lse)
     torch.testing.assert_close(vitals.per_row.lse, lse.expand(1, 2, 130), rtol=0, atol=5e-6)
     row_std = 3.0 * ((1 - 1 / keys) / keys) ** 0.5
@@ -363,26 +364,29 @@ def test_nan_and_inf_are_seen(device, backend):
 
 @needs_hopper
 @pytest.mark.parametrize(
-    ("backend", "width", "tokens", "is_causal"),
+    ("backend", "width", "value_width", "tokens", "is_causal"),
     [
-        ("hopper", 64, 2048, False),
-        ("hopper", 128, 4096, False),
-        ("hopper", 256, 16384, False),
-        ("hopper", 64, 8192, True),
-        ("hopper", 256, 4096, True),
-        ("triton", 64, 2048, False),
-        ("triton", 128, 4096, False),
-        ("triton", 64, 4096, True),
+        ("hopper", 64, 64, 2048, False),
+        ("hopper", 128, 128, 4096, False),
+        ("hopper", 256, 256, 16384, False),
+        ("hopper", 64, 64, 8192, True),
+        ("hopper", 256, 256, 4096, True),
+        ("triton", 64, 64, 2048, False),
+        ("triton", 128, 128, 4096, False),
+        ("triton", 128, 20, 4096, False),  # a copy as large as the matrices
     ],
 )
-def test_launches_beside_the_pass_take_nothing_from_it(device, backend, width, tokens, is_causal):
-    """Keys that must be copied first: their copy is not needed any more, but the pass reads it.
+def test_launches_beside_the_pass_take_nothing_from_it(
+    device, backend, width, value_width, tokens, is_causal
+):
+    """What must be copied first: the copy is not needed any more, but the pass reads it.
 
     As long as moments come from matrices, which need as much memory.
     """
     torch.manual_seed(0)
     size = (16384 // tokens, 2048 // width, tokens, width)
     query, key, value = (torch.randn(size, device=device, dtype=torch.bfloat16) for _ in range(3))
+    value = value[..., :value_width].contiguous()
     odd = key.new_empty(key.numel() + 4)[4:].view(key.shape).copy_(key)
     words = {"is_causal": is_causal, "backend": backend}
     wanted = scaledot.attention_with_vitals(query, key, value, **words)

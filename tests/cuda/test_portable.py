@@ -1,10 +1,12 @@
 """Which calls of the portable backend take the moments of their logits from Gram matrices."""
 
+import weakref
+
 import pytest
 import torch
 
 import scaledot
-from scaledot.backends.cuda import portable, whole_moments
+from scaledot.backends.cuda import arguments, backend, forward, launching, portable, whole_moments
 
 QUERIES, KEYS, WIDTH = 37, 83, 24
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -137,3 +139,43 @@ def test_norms_where_float32_does_not_hold_the_squares(device, words, keys, brok
     assert vitals.k_rms.isfinite().all()
     torch.testing.assert_close(vitals.q_rms, exact.q_rms, rtol=1e-5, atol=0.0)
     torch.testing.assert_close(vitals.k_rms, exact.k_rms, rtol=1e-5, atol=0.0)
+
+
+class Noted:
+    """Launches that are not made: which of them may begin early, and what the pass reads."""
+
+    def __init__(self):
+        self.flags, self.read = [], []
+
+    def __getitem__(self, grid):
+        return self.the_pass
+
+    def the_pass(self, call, cut, **words):
+        self.flags.append({"LET_NEXT": cut.LET_NEXT.value, "launch_pdl": words.get("launch_pdl")})
+        self.read = [weakref.ref(part.ptr) for part in (call.query, call.key, call.value)]
+
+    def launch(self, kernel, programs, like, arguments, **options):
+        assert all(tensor() is not None for tensor in self.read), "freed while the pass reads it"
+        self.flags.append({**arguments, **options})
+
+
+@pytest.mark.parametrize("value_width", [WIDTH, 20])
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_launches_behind_the_pass_begin_early_where_the_gpu_can(
+    device, value_width, overlaps, monkeypatch
+):
+    noted = Noted()
+    monkeypatch.setattr(arguments, "_must_align", lambda tensor: tensor.element_size() == 2)
+    monkeypatch.setattr(backend, "overlaps", lambda device: overlaps)
+    monkeypatch.setattr(forward, "_forward_kernel", noted)
+    monkeypatch.setattr(launching, "launch", noted.launch)
+    query, key, value = draw(device)
+    value = torch.stack([value, value], -1)[..., 0][..., :value_width]  # copied before it is read
+    for is_causal in (False, True):
+        measure((query, key, value), is_causal=is_causal)
+        (the_pass, *others), noted.flags = noted.flags, []
+        assert len(others) == (2 if is_causal else 5)
+        assert the_pass == {"LET_NEXT": overlaps, "launch_pdl": None}
+        for place, words in enumerate(others):
+            beside = place == 0 and not is_causal
+            assert words["BESIDE" if beside else "SOON"] == words["launch_pdl"] == overlaps

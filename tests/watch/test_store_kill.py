@@ -18,7 +18,7 @@ from watch.store_cases import assert_same, readings
 
 from scaledot.watch.store import RunReader, Store
 
-KILLS = int(os.environ.get("SCALEDOT_KILLS", "6"))
+KILLS = int(os.environ.get("SCALEDOT_KILLS", "4"))
 
 # Imports once, then forks a run for every path it is given: importing torch takes seconds.
 SERVER = f"""

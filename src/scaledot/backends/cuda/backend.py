@@ -51,7 +51,7 @@ def measured(
     key_squares: Tensor | None = None,
     soon: bool = False,
 ) -> Measured:
-    """The vitals from the rows' planes, all on the GPU. squares, key_squares, soon: see `fill`."""
+    """The vitals from the rows' planes, all on the GPU. squares and others: see `summarise`."""
     if not wants_vitals:
         return Measured(lse)
     from scaledot.backends.cuda.summary import summarise

@@ -100,8 +100,9 @@ class ForVitals(NamedTuple):
     """What a pass leaves for `summary`, which tells how it takes them."""
 
     statistics: Tensor  # [PLANES, B, H, Q]
-    squares: Tensor | None = None
-    key_squares: Tensor | None = None
+    squares: Tensor | None
+    key_squares: Tensor | None
+    read: Inputs  # by the kernel; a launch beside it must not get their memory
 
 
 class Cut(NamedTuple):
@@ -193,7 +194,7 @@ def forward(
     shape = (PLANES, batch, heads, queries) if wants_vitals else (0,)
     statistics = query.new_empty(shape, dtype=dtype)
     if not lse.numel():
-        return lse, ForVitals(statistics)
+        return lse, ForVitals(statistics, None, None, inputs)
     if out is not None and not out.numel():
         out = None
     value_width = 0 if out is None or value is None else value.shape[-1]
@@ -250,7 +251,7 @@ def forward(
         "enable_fp_fusion": query.element_size() == 2,
     }
     _forward_kernel[(batch * heads * blocks,)](**arguments)
-    return lse, ForVitals(statistics, squares, key_squares)
+    return lse, ForVitals(statistics, squares, key_squares, inputs)
 
 
 def _shares_keys(inputs: Inputs, blocks: int, tile: int) -> bool:

@@ -48,6 +48,7 @@ MOST_TILES = 16  # of rows, one program
 STAGES = 3  # of tiles, of which all but one are on their way
 RUN_ENTRIES = 256  # of a matrix, one program
 RUN_STAGES = 6  # of blocks
+LONGEST_SQUARED = 1024  # blocks; in longer sums of the tensor cores, which cut off, squares drift
 WIDEST = 128  # for which the matrices fit into shared memory
 
 
@@ -71,7 +72,8 @@ def add_blocks(
     A row's moments so far are of plane 9 many keys, the last that it sees; all before them are
     missing, and are whole blocks of `block` keys, equally many for each row of a tile of
     `tile_rows` and no fewer than for the tile before. Returns sums of the squares of the keys where
-    it has read just those that count, equally many for each head, as `summary.fill` takes.
+    it has read just those that count, in short blocks, equally many for each head, as
+    `summary.fill` takes.
     beside: the first launch need not wait for the one before it (launching.enter_beside).
     """
     query, key = inputs.query, inputs.key
@@ -120,7 +122,8 @@ def add_blocks(
     options: dict[str, Any] = {"maxnreg": 128 if plan.width <= 64 else 255}
     options |= {"num_warps": 4, "num_stages": 1, "launch_pdl": beside}
     launches.launch(_add_to_rows, batch * heads * tiles, query, arguments, **options)
-    return None if inputs.key_lengths is not None else grams.squares
+    told = inputs.key_lengths is None and block <= LONGEST_SQUARED
+    return grams.squares if told else None
 
 
 def _run_on_all(

@@ -39,25 +39,21 @@ def attend(problem: Problem) -> Result:
 def _forward(
     inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
 ) -> operators.Measured:
-    from scaledot.backends.cuda import arguments, forward, whole_moments
+    from scaledot.backends.cuda import forward, whole_moments
     from scaledot.backends.cuda.additive import forward as additive
 
     if inputs.weight is not None:
         lse, rows = additive.forward(inputs, settings, out, wants_vitals)
         return backend.measured(lse, rows, inputs, wants_vitals, per_row)
     soon = wants_vitals and backend.overlaps(inputs.query.device)
-    if wants_vitals and _moments_from_matrices(inputs, settings):
-        # Kept until all launches are made: a launch beside the pass must not get their memory.
-        inputs = arguments.aligned(inputs)
-        lse, (rows, squares, _) = forward.forward(
-            inputs, settings, out, True, moments=False, let_next=soon
-        )
-        key_squares = whole_moments.add_all(rows, inputs, settings, beside=soon)
-    else:
-        lse, (rows, squares, key_squares) = forward.forward(
-            inputs, settings, out, wants_vitals, let_next=soon
-        )
-    return backend.measured(lse, rows, inputs, wants_vitals, per_row, squares, key_squares, soon)
+    matrices = wants_vitals and _moments_from_matrices(inputs, settings)
+    # What was read is kept to the end: a launch beside the pass must not get its memory.
+    lse, (rows, squares, key_squares, read) = forward.forward(
+        inputs, settings, out, wants_vitals, not matrices, let_next=soon
+    )
+    if matrices:
+        key_squares = whole_moments.add_all(rows, read, settings, beside=soon)
+    return backend.measured(lse, rows, read, wants_vitals, per_row, squares, key_squares, soon)
 
 
 def _moments_from_matrices(inputs: Inputs, settings: Settings) -> bool:

@@ -97,19 +97,19 @@ def heads_kernel(
                 key, rows, entry, group, chunk, 1, False, SQUARE_ROWS, WIDTH
             )
 
-    share = 1.0 / tl.maximum(head.rows, 1.0)  # a division takes this lone warp as long as a read
+    divisor = tl.maximum(head.rows, 1.0)
     floats = Floats(
         max_logit=head.top,
         logit_mean=head.mean,
         logit_std=tl.sqrt(head.m2 / tl.maximum(head.pairs, 1.0)),
-        row_std=tl.sqrt(head.variance * share),
-        entropy=head.entropy * share,
+        row_std=tl.sqrt(head.variance / divisor),
+        entropy=head.entropy / divisor,
         entropy_ratio=head.ratio / tl.maximum(head.several, 1.0),
-        sum_p2=head.sum_p2 * share,
-        top_p=head.top_p * share,
-        saturated=head.saturated * share,
-        sink=head.first_p * share,
-        off=head.off * share,
+        sum_p2=head.sum_p2 / divisor,
+        top_p=head.top_p / divisor,
+        saturated=head.saturated / divisor,
+        sink=head.first_p / divisor,
+        off=head.off / divisor,
         q_rms=tl.sqrt(q_total / tl.maximum(q_number, 1.0)),
         k_rms=tl.sqrt(k_total / tl.maximum(k_number, 1.0)),
     )

@@ -70,7 +70,7 @@ def squares_kernel(
         n = first + tl.arange(0, KEYS).to(tl.int64)
         inside = (n < keys)[:, None] & (d < width)[None, :]
         at = keys_ptr + n[:, None] * stride_kn + d[None, :] * stride_kd
-        # Read once: what the pass beside it reads again shall stay in the cache.
+        # The pass beside it reads keys and values again, most of them others: they need the cache.
         entries = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
         squares += entries.to(tl.float32) * entries.to(tl.float32)
     tl.store(sums_ptr + program, tl.sum(tl.sum(squares, 1), 0))
