@@ -179,3 +179,24 @@ def test_launches_behind_the_pass_begin_early_where_the_gpu_can(
         for place, words in enumerate(others):
             beside = place == 0 and not is_causal
             assert words["BESIDE" if beside else "SOON"] == words["launch_pdl"] == overlaps
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "early", "hopper"),
+    [
+        ((8, 9), None, False, False),
+        ((9, 0), None, True, True),
+        ((12, 0), None, True, False),
+        ((9, 0), "6.4", False, False),  # an MI200
+    ],
+)
+def test_which_gpus_begin_a_launch_early(capability, hip, early, hopper, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    backend._capability.cache_clear()
+    try:
+        assert backend.overlaps(torch.device("cuda", 0)) == early
+        assert backend.is_hopper(0) == hopper
+    finally:
+        backend._capability.cache_clear()
+    assert not backend.overlaps(torch.device("cpu"))

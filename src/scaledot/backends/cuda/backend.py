@@ -90,7 +90,8 @@ def is_hopper(device: int) -> bool:
 
 @functools.cache
 def _capability(device: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    """(0, 0) of AMD's, which count otherwise: an MI200 calls itself 9.0, as a Hopper does."""
+    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler for it.

@@ -22,7 +22,7 @@ from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.summary.chunks import chunks_kernel
 from scaledot.backends.cuda.summary.heads import heads_kernel
 from scaledot.backends.cuda.summary.keys import square_keys as square_keys
-from scaledot.backends.cuda.summary.places import Parts, Tokens
+from scaledot.backends.cuda.summary.places import MAX_CHUNKS, Parts, Tokens
 from scaledot.backends.cuda.summary.rows import FIELDS, Rows
 from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
@@ -33,7 +33,6 @@ ROWS = 256  # rows that a program measures at a time: two a thread
 ROW_TILES, HELD = (4, 2), 512
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
 TILES = 4  # such tiles of one program: 32 KiB of bfloat16
-MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
 
 
 def summarise(

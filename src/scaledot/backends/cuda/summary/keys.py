@@ -10,9 +10,9 @@ from torch import Tensor
 from scaledot.backends.cuda.arguments import padded, strides
 from scaledot.backends.cuda.launching import enter_beside, leave_beside
 from scaledot.backends.cuda.replay import Once
+from scaledot.backends.cuda.summary.places import MAX_CHUNKS
 
 ENTRIES = 8192  # that a program squares at a time
-MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
 
 
 def square_keys(key: Tensor, launches: Once, beside: bool) -> Tensor:

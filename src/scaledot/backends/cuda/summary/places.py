@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+MAX_CHUNKS = 256  # of one head; a longer head's programs take turns
+
 
 class Tokens(NamedTuple):
     """Query or key [B, heads, tokens, width], laid out as in Heads, and the tokens that count."""
