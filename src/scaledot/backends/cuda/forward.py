@@ -28,7 +28,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from scaledot.backends.cuda.arguments import (
     NO_HEADS,
@@ -42,6 +41,7 @@ from scaledot.backends.cuda.arguments import (
     padded,
 )
 from scaledot.backends.cuda.counts import with_counts
+from scaledot.backends.cuda.launching import let_next_begin
 from scaledot.backends.cuda.logits import (
     LN2,
     Matrix,
@@ -288,7 +288,7 @@ def _forward_kernel(
 ):
     """One program: BLOCK_M rows of a head over all the keys that they may see."""
     if cut.LET_NEXT:
-        gdc_launch_dependents()
+        let_next_begin()
     FLOAT: tl.constexpr = call.FLOAT
     SINK: tl.constexpr = tl.constexpr(call.sinks.ptr is not None)
     block, b, h = _order(call, tl.program_id(0), blocks, heads_together)

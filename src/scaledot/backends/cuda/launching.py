@@ -65,6 +65,12 @@ def _launch_again(
 
 
 @triton.jit
+def let_next_begin():
+    """In a long kernel, before all else: it waits for nobody itself."""
+    gdc_launch_dependents()
+
+
+@triton.jit
 def enter(LAST: tl.constexpr):
     """The first thing that a program does: wait for all that the launch before wrote.
 

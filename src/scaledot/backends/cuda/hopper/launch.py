@@ -37,8 +37,8 @@ class Config(NamedTuple):
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums: each the fastest that was measured
-    (`python -m benchmarks.kernels`).
+    """By the widest of the tensors and what the pass sums: each within 1 % of the fastest that was
+    measured (`python -m benchmarks.kernels` looks again).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.

@@ -81,7 +81,7 @@ class Plan:
         self.QUARTERS = gl.constexpr(QUARTERS)
         self.ORDER = gl.constexpr(ORDER)
         self.AT_ONCE = gl.constexpr(AT_ONCE)
-        self.RUN = gl.constexpr(RUN)
+        self.RUN = gl.constexpr(RUN if STATISTICS and dtype == gl.bfloat16 else 1)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)

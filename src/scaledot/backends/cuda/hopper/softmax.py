@@ -135,7 +135,7 @@ def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENT
     `visible` says which scores are not hidden, where some are (MASKED).
     """
     STEADY: gl.constexpr = plan.STEADY and not MASKED
-    IN_RUN: gl.constexpr = STEADY and plan.RUN > 1
+    IN_RUN: gl.constexpr = plan.RUN > 1 and not MASKED
     before = sums
     sums = of_one_tile(sums, first_score(s, sums.first), plan, IN_RUN)
     base = sums.pivot
@@ -195,6 +195,7 @@ def with_those_before(sums, before, plan, IN_RUN: gl.constexpr):
 
 @gluon.jit
 def of_one_run(sums):
+    """l and a begin anew: see `of_one_tile`."""
     none = gl.zeros_like(sums.l)
     return Sums(sums.pivot, none, sums.w, sums.p2, none, sums.b, sums.top, sums.first)
 

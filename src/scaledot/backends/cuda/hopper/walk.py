@@ -187,14 +187,14 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
     while j >= tile.full_start:
         before = sums
         stop = tile.full_start
-        if plan.STEADY and plan.RUN > 1:
+        if plan.RUN > 1:
             stop = gl.maximum(j - (plan.RUN - 1), stop)
             sums = of_one_run(sums)
         while j >= stop:
             sums, _ = rows.measure(rows.scores(step), sums, j, False)
             step += 1
             j -= 1
-        if plan.STEADY and plan.RUN > 1:
+        if plan.RUN > 1:
             sums = with_runs_before(sums, before)
     if plan.LEFT:
         while j >= tile.start:
@@ -229,7 +229,7 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
         if tile.careful == 0:
             store_moments(rows.call, tile, sums, row_layout, WHO)
         sums = without_moments(sums)
-    if plan.STATISTICS and plan.STEADY and plan.RUN > 1:
+    if plan.RUN > 1:
         while j >= tile.full_start:
             before = sums
             stop = gl.maximum(j - (plan.RUN - 1), tile.full_start)
