@@ -101,22 +101,6 @@ def store_moments(call, tile, sums, layout: gl.constexpr, WHO: gl.constexpr):
 
 
 @gluon.jit
-def store_squares(call, tile, q, WHO: gl.constexpr):
-    """The sum of squares of each row of the query, while it is in shared memory."""
-    layout: gl.constexpr = sixteen_bytes_a_thread(call.plan.D)
-    entries = q.load(layout).to(gl.float32)
-    row = tile.row + WHO * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    head = (tile.batch * call.heads + tile.head).to(gl.int64)
-    at = call.squares + head * call.queries + tile.first_query + row
-    gl.store(at, gl.sum(entries * entries, 1), mask=row < tile.queries)
-
-
-@gluon.constexpr_function
-def sixteen_bytes_a_thread(width):
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
-
-
-@gluon.jit
 def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
     """[64]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits.
 
@@ -138,7 +122,7 @@ def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
         n = (high - low).to(gl.float32)
         a = gl.convert_layout(gl.sum(sums.a, 1), layout)
         b = gl.convert_layout(gl.sum(sums.b, 1), layout)
-        out = out | ((a > 0.0) & (b * n - a * a < b * n * 0.03))
+        out = out | ((a > n) & (b * n - a * a < b * n * 0.03))
     return gl.where(out & (row < tile.queries) & (low < high), 1, 0)
 
 

@@ -64,9 +64,9 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
     if floats is not None and counts is not None:
         # After the long kernel: while it runs, the short ones are queued, and the first of them
         # gets the multiprocessors that it leaves (launching.enter).
-        rows, squares, key_squares = passed.rows, passed.squares, None
+        rows, squares, key_squares = passed.rows, passed.squares, passed.key_squares
         counted = inputs.key_lengths is None and inputs.cu_seqlens_k is None
-        if summed == "all" and counted:
+        if summed == "all" and counted and key_squares is None:
             key_squares = summary.square_keys(inputs.key, recording, beside=True)
         elif summed == "none":
             key_squares = whole_moments.add_all(rows, inputs, settings, recording, beside=True)

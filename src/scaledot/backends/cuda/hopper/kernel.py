@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from scaledot.backends.cuda.hopper.finish import finish, outgrown, store_squares
+from scaledot.backends.cuda.hopper.finish import finish, outgrown
 from scaledot.backends.cuda.hopper.pipeline import (
     agreed,
     either,
@@ -30,8 +30,8 @@ from scaledot.backends.cuda.hopper.pipeline import (
     new_pipe,
     one_per_thread,
     pass_turn,
-    produce,
 )
+from scaledot.backends.cuda.hopper.producer import produce
 from scaledot.backends.cuda.hopper.schedule import Call, Plan
 from scaledot.backends.cuda.hopper.walk import Rows, attend_keys, measure_keys, row_factor
 
@@ -60,8 +60,6 @@ def consume(call, pipe, WHO: gl.constexpr):
                 factor = row_factor(call, tile, high - low)
                 rows = Rows(call, pipe, q, low, high, factor, columns, zero)
                 mbarrier.wait(pipe.q_full.index(0), turn & 1)
-                if plan.SQUARES:
-                    store_squares(call, tile, q, WHO)
                 if plan.VALUES:
                     sums, acc, step = attend_keys(rows, tile, step, WHO)
                 else:
@@ -123,6 +121,7 @@ def attend(
     lse,
     statistics,
     squares,
+    key_squares,
     lengths,
     cu_q,
     cu_k,
@@ -202,6 +201,7 @@ def attend(
         lse,
         statistics,
         squares,
+        key_squares,
         lengths,
         cu_q,
         cu_k,
@@ -240,7 +240,7 @@ def attend(
                 (consume_1, (call, pipe, q_desc, k_desc, v_desc)),
                 (produce, (call, pipe, q_desc, k_desc, v_desc)),
             ],
-            [4, 1],
+            [4, 4],
             [240, 24],
         )
     else:
@@ -251,6 +251,6 @@ def attend(
                 (consume_2, (call, pipe, q_desc, k_desc, v_desc)),
                 (produce, (call, pipe, q_desc, k_desc, v_desc)),
             ],
-            [4, 4, 1],
+            [4, 4, 4],
             [160, 160, 32],
         )

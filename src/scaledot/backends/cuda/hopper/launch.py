@@ -12,6 +12,7 @@ from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
+from scaledot.backends.cuda.summary.places import MAX_CHUNKS
 from scaledot.backends.inputs import Inputs
 from scaledot.backends.layout import is_regular
 from scaledot.problem import Settings
@@ -70,6 +71,7 @@ class Passed(NamedTuple):
     lse: Tensor  # [B, H, Q]
     rows: Tensor  # the planes of statistics.py; a tenth: of how many keys the moments are
     squares: Tensor | None  # B H Q numbers: of each row of the query, summed
+    key_squares: Tensor | None  # some numbers of each head of the keys, as summary.fill takes them
     tile_rows: int
     read: tuple[Tensor | None, ...]  # by the kernel; a launch beside it must not get their memory
 
@@ -116,6 +118,10 @@ def forward(
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
     blocks = -(-queries // tile_rows) + sequences
     programs = min(blocks * batch * heads, _multiprocessors(query.device.index))
+    key_squares = None
+    if moments == "all" and statistics and _squares_keys(inputs, config):
+        tiles = -(-keys // config.keys)
+        key_squares = launches.room(query, batch * groups * tiles, torch.float32)
     sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
     strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
     section = 1
@@ -127,6 +133,7 @@ def forward(
         lse,
         rows if statistics else lse,
         lse if squares is None else squares,
+        lse if key_squares is None else key_squares,
         lse if inputs.key_lengths is None else inputs.key_lengths,
         lse if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q,
         lse if inputs.cu_seqlens_k is None else inputs.cu_seqlens_k,
@@ -165,7 +172,7 @@ def forward(
         _factor(inputs, settings),
         settings.softcap > 0.0,
         value_width < v,
-        squares is not None,
+        "no" if squares is None else "query" if key_squares is None else "both",
     )
     described = (
         _describe(query, [1, 1, 64, d]),
@@ -175,7 +182,14 @@ def forward(
     named = dict(zip(attend.arg_names, (*described, *arguments, *constants), strict=True))
     launches.launch(attend, programs, query, named, num_warps=4)
     read = query, key, value, sinks, head_scale
-    return Passed(lse, rows, squares, tile_rows, read)
+    return Passed(lse, rows, squares, key_squares, tile_rows, read)
+
+
+def _squares_keys(inputs: Inputs, config: Config) -> bool:
+    """Whether the pass may: each tile of rows the keys of its own place, which some row sees."""
+    keys = inputs.key.shape[2]
+    counted = inputs.key_lengths is None and inputs.cu_seqlens_k is None
+    return counted and keys == inputs.query.shape[2] and -(-keys // config.keys) <= MAX_CHUNKS
 
 
 def planes_of(moments: str) -> int:

@@ -8,7 +8,7 @@ Triton itself uses the numbers 0 to 4 in a kernel of four partitions.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
 FIRST_TURN = 5  # one number a consumer
@@ -83,42 +83,6 @@ def _wait_for(full, step, plan):
 
 
 @gluon.jit
-def produce(call, pipe, q_desc, k_desc, v_desc):
-    """One warp that does nothing but ask for the next tiles."""
-    plan = call.plan
-    step = 0  # tiles of keys so far, of all tiles of rows
-    turn = 0  # tiles of rows so far
-    careful = 0
-    missed = -1
-    while missed != 0:
-        for round in range(call.rounds()):
-            entry, block, there = call.place(round)
-            if there and in_round(missed, round):
-                tile = call.tile(entry, block, careful)
-                key_head = tile.head // call.group
-                mbarrier.wait(pipe.q_empty.index(0), (turn & 1) ^ 1)
-                mbarrier.expect(pipe.q_full.index(0), q_desc.block_type.nbytes * plan.CONSUMERS)
-                for part in gl.static_range(plan.CONSUMERS):
-                    place = [tile.batch, tile.head, tile.first_query + tile.row + part * 64, 0]
-                    full = pipe.q_full.index(0)
-                    tma.async_copy_global_to_shared(q_desc, place, full, pipe.q.index(part))
-                for back in range(tile.stop - tile.start):
-                    first = (tile.stop - 1 - back) * plan.KEYS
-                    place = [tile.batch, key_head, tile.first_key + first, 0]
-                    _fill(k_desc, place, pipe.k, pipe.k_full, step, FIRST_STAGE, plan)
-                    if plan.VALUES:
-                        number: gl.constexpr = FIRST_STAGE + plan.STAGES
-                        _fill(v_desc, place, pipe.v, pipe.v_full, step, number, plan)
-                    step += 1
-                turn += 1
-        missed = 0
-        if plan.STEADY and careful == 0:
-            layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-            missed = agreed(gl.full([32], 0, gl.int32, layout), plan)
-        careful += 1
-
-
-@gluon.jit
 def let_next_begin():
     """Programs of the next launch, if it was made for that (launching.enter), may begin as soon as
     all of this one have: they get the multiprocessors that it leaves first."""
@@ -153,7 +117,7 @@ def agreement_text(consumers):
     """First whether there is any bit; as a rule there is none."""
 
     def meet():
-        return f"bar.red.or.pred any, {AGREEMENT}, {128 * consumers + 32}, mine;"
+        return f"bar.red.or.pred any, {AGREEMENT}, {128 * consumers + 128}, mine;"
 
     bits = ""
     for i in range(32):
@@ -163,17 +127,6 @@ def agreement_text(consumers):
         "{ .reg .pred mine, any; .reg .b32 one; mov.b32 $0, 0; setp.ne.b32 mine, $1, 0;"
         f"{meet()} @!any bra.uni DONE; {bits} DONE: }}"
     )
-
-
-@gluon.jit
-def _fill(desc, place, buffers, full, step, FIRST: gl.constexpr, plan):
-    stage = step % plan.STAGES
-    if step >= plan.STAGES:  # once around, every buffer has to be handed back first
-        layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-        number = gl.full([32], 0, gl.int32, layout) + (stage + FIRST)
-        named_barrier(number, handed_back("sync", plan.CONSUMERS))
-    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, place, full.index(stage), buffers.index(stage))
 
 
 @gluon.jit
@@ -213,8 +166,8 @@ def named_barrier(number, text: gl.constexpr):
 
 @gluon.constexpr_function
 def handed_back(what, consumers):
-    """All consumers and the producer's one warp meet."""
-    return f"bar.{what} $1, {128 * consumers + 32}; mov.b32 $0, $1;"
+    """All consumers and the producer meet."""
+    return f"bar.{what} $1, {128 * consumers + 128}; mov.b32 $0, $1;"
 
 
 @gluon.constexpr_function

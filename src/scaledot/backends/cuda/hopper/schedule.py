@@ -38,7 +38,7 @@ class Plan:
     FACTOR: gl.constexpr  # scores are scaled one by one: "no", "head", "log_n"
     SOFTCAP: gl.constexpr
     NARROW: gl.constexpr  # value's width is less than V
-    SQUARES: gl.constexpr  # of the query's rows are wanted too
+    SQUARES: gl.constexpr  # of the "query"'s rows are wanted, of "both" query and keys, or "no"
     STEADY: gl.constexpr  # pivots stay where they are in full tiles
     dtype: gl.constexpr
 
@@ -156,6 +156,7 @@ class Call:
     lse: gl.tensor
     statistics: gl.tensor
     squares: gl.tensor
+    key_squares: gl.tensor
     lengths: gl.tensor
     cu_q: gl.tensor
     cu_k: gl.tensor
@@ -189,6 +190,7 @@ class Call:
         lse,
         statistics,
         squares,
+        key_squares,
         lengths,
         cu_q,
         cu_k,
@@ -219,6 +221,7 @@ class Call:
         self.lse = lse
         self.statistics = statistics
         self.squares = squares
+        self.key_squares = key_squares
         self.lengths = lengths
         self.cu_q = cu_q
         self.cu_k = cu_k
