@@ -3,7 +3,17 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from scaledot.backends.cuda.hopper.softmax import INFINITY, LN2, LOG2E, by_row
+from scaledot.backends.cuda.hopper.softmax import (
+    INFINITY,
+    LN2,
+    LOG2E,
+    by_row,
+    narrow,
+)
+
+# Of words a and b of a thread: with the thread so many lanes away, who has which of them.
+SWAPS = (0, 1, 1, "odd"), (2, 3, 1, "odd"), (0, 2, 2, "high"), (1, 3, 2, "high")
+SWAPPED = gl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,0,1,2,3,4,5,6,7")
 
 
 @gluon.jit
@@ -20,7 +30,7 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
     """From the sums to lse, the planes of statistics.py, and the output."""
     plan = call.plan
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
+    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)  # again: cheaper than to keep them all along
     l = gl.convert_layout(gl.sum(sums.l, 1), layout)
     blind = high <= low
@@ -79,7 +89,7 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
 def store_moments(call, tile, sums, layout: gl.constexpr, WHO: gl.constexpr):
     """Mean and m2 of the scores so far; and how many those are, where some will not be summed."""
     plan = call.plan
-    row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
+    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)
     if plan.MOMENTS == "edges":
         low = gl.minimum(tile.full_stop * plan.KEYS, high)
@@ -102,13 +112,13 @@ def store_moments(call, tile, sums, layout: gl.constexpr, WHO: gl.constexpr):
 
 @gluon.jit
 def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
-    """[64]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits.
+    """[m]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits.
 
     What is NaN would be NaN again.
     """
     plan = call.plan
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    row = tile.row + WHO * 64 + gl.arange(0, 64, layout)
+    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)
     l = gl.convert_layout(gl.sum(sums.l, 1), layout)
     if plan.STATISTICS:
@@ -134,10 +144,12 @@ def of_row(values, empty, blind, broken):
 @gluon.jit
 def store_output(call, tile, acc, share, blind, WHO: gl.constexpr):
     plan = call.plan
-    layout: gl.constexpr = rows_of_a_warp(plan.V)
-    acc = gl.where(by_row(blind, acc), 0.0, acc * by_row(share, acc))
-    out = gl.convert_layout(acc.to(plan.dtype), layout)
-    row = tile.row + WHO * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    acc = acc * by_row(share, acc)
+    if call.some_are_blind(tile):
+        acc = gl.where(by_row(blind, acc), 0.0, acc)
+    out = side_by_side(narrow(acc, plan.dtype))
+    layout: gl.constexpr = out.type.layout
+    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, gl.SliceLayout(1, layout))
     column = gl.arange(0, plan.V, gl.SliceLayout(0, layout))
     inside = (row < tile.queries)[:, None]
     if plan.NARROW:
@@ -147,22 +159,50 @@ def store_output(call, tile, acc, share, blind, WHO: gl.constexpr):
     gl.store(call.out + start * 8 + line[:, None] + column[None, :], out, mask=inside)
 
 
-@gluon.constexpr_function
-def rows_of_a_warp(width):
-    """[64, width]: a warp owns 16 rows, as in a product's result, a thread 8 columns in a row.
+@gluon.jit
+def side_by_side(x):
+    """[m, n] of 16 bits, laid out so that a thread has eight columns in a row: a store is 16 bytes.
 
-    So nothing leaves its warp on the way to the output, and a store is 16 bytes wide.
+    In a product's result, column 32 g + 8 a + 2 b + e belongs to the thread b of four. They swap:
+    thread b gets column 32 g + 8 b + 2 a + e.
     """
-    columns = [[0, 1], [0, 2], [0, 4]]
+    m: gl.constexpr = x.shape[0]
+    n: gl.constexpr = x.shape[1]
+    x = gl.inline_asm_elementwise(swap_text(), SWAPPED, [x], dtype=x.dtype, is_pure=False, pack=16)
+    x = x.reshape([m, n // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([m, n])
+    layout: gl.constexpr = rows_of_a_warp(m, n)
+    return gl.convert_layout(x, layout, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def rows_of_a_warp(rows, width):
+    """[rows, width]: a warp has 16 rows, a thread eight columns in a row, four threads 32."""
     further = []
     column = 32
     while column < width:
         further.append([0, column])
         column *= 2
     return gl.DistributedLinearLayout(
-        reg_bases=[*columns, [8, 0], *further],
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *further],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
+        warp_bases=[[row, 0] for row in (16, 32, 64) if row < rows],
         block_bases=[],
-        shape=[64, width],
+        shape=[rows, width],
     )
+
+
+@gluon.constexpr_function
+def swap_text():
+    """Two rows by turns, of each the four words a = 0 to 3: a square of words and threads turned
+    over its diagonal, first in squares of two, then these."""
+    text = "{ .reg .pred odd, high; .reg .b32 lane, word; mov.u32 lane, %laneid;"
+    text += "and.b32 word, lane, 1; setp.ne.b32 odd, word, 0;"
+    text += "and.b32 word, lane, 2; setp.ne.b32 high, word, 0;"
+    for row in (0, 1):
+        for a, b, lanes, mine in SWAPS:
+            first, second = f"${2 * a + row}", f"${2 * b + row}"
+            text += f"selp.b32 word, {first}, {second}, {mine};"
+            text += f"shfl.sync.bfly.b32 word, word, {lanes}, 31, 0xffffffff;"
+            text += f"selp.b32 {first}, word, {first}, {mine};"
+            text += f"selp.b32 {second}, {second}, word, {mine};"
+    return text + "}"

@@ -19,47 +19,54 @@ do are done once more at the end, carefully: a tile of keys then never counts as
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from scaledot.backends.cuda.hopper.finish import finish, outgrown
 from scaledot.backends.cuda.hopper.pipeline import (
     agreed,
+    consumer_of_thread,
     either,
-    in_round,
+    hand_back_keys,
+    hand_back_values,
     let_next_begin,
     new_pipe,
     one_per_thread,
-    pass_turn,
+    take_turns,
+    wait_for_values,
 )
-from scaledot.backends.cuda.hopper.producer import produce
+from scaledot.backends.cuda.hopper.producer import load_keys, load_values
 from scaledot.backends.cuda.hopper.schedule import Call, Plan
+from scaledot.backends.cuda.hopper.softmax import of_product
+from scaledot.backends.cuda.hopper.squares import square
+from scaledot.backends.cuda.hopper.tasks import take, tell_missed
 from scaledot.backends.cuda.hopper.walk import Rows, attend_keys, measure_keys, row_factor
 
 
 @gluon.jit
 def consume(call, pipe, WHO: gl.constexpr):
+    """A team: both consumers, or the one of three whose number is WHO."""
     plan = call.plan
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.KEYS, 16])
+    warps: gl.constexpr = plan.TEAM // 16
+    s_layout: gl.constexpr = of_product(plan.TEAM, plan.KEYS)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    zero = gl.zeros([64, plan.KEYS], gl.float32, s_layout)
+    zero = gl.zeros([plan.TEAM, plan.KEYS], gl.float32, s_layout)
     columns = gl.arange(0, plan.KEYS, gl.SliceLayout(0, s_layout))
-    q = pipe.q.index(WHO).reshape([64, plan.D])
-    if WHO == plan.CONSUMERS - 1:
-        pass_turn(WHO, plan)  # the first goes first
+    q = pipe.q.index(WHO).reshape([plan.TEAM, plan.D])
+    who = consumer_of_thread(WHO, plan)
+    take_turns(who, plan)
     step = 0
-    turn = 0
     careful = 0
-    missed = -1  # rounds, a bit each, whose rows are still to be done: at first all
-    outgrew = gl.zeros([64], gl.int32, row_layout)
+    missed = -1
+    outgrew = gl.zeros([plan.TEAM], gl.int32, row_layout)
     while missed != 0:
-        for round in range(call.rounds()):
-            entry, block, there = call.place(round)
-            if there and in_round(missed, round):
-                tile = call.tile(entry, block, careful)
-                low, high = call.reach(tile, tile.row + WHO * 64 + gl.arange(0, 64, row_layout))
+        there = 1
+        while there != 0:
+            tile, round, there = take(call, pipe, step, who)
+            if there != 0:
+                row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, row_layout)
+                low, high = call.reach(tile, row)
                 factor = row_factor(call, tile, high - low)
-                rows = Rows(call, pipe, q, low, high, factor, columns, zero)
-                mbarrier.wait(pipe.q_full.index(0), turn & 1)
+                rows = Rows(call, pipe, q, low, high, factor, columns, zero, who)
                 if plan.VALUES:
                     sums, acc, step = attend_keys(rows, tile, step, WHO)
                 else:
@@ -69,25 +76,36 @@ def consume(call, pipe, WHO: gl.constexpr):
                 if plan.STEADY:
                     rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, WHO), row_layout)
                     outgrew = outgrew | (rows_out << (round & 31))
-                turn += 1
         missed = 0
         if plan.STEADY and careful == 0:
-            missed = agreed(one_per_thread() + gl.reduce(outgrew, 0, either), plan)
+            missed = gl.reduce(outgrew, 0, either)
+            if plan.TOGETHER:
+                tell_missed(pipe, missed, plan)
+        # A step without keys and values, see producer.py
+        hand_back_keys(step, warps, plan)
+        if plan.VALUES:
+            wait_for_values(pipe, step, who, plan)
+            hand_back_values(step, plan)
+        else:
+            hand_back_values(careful, plan)
+        step += 1
+        if plan.STEADY and not plan.TOGETHER and careful == 0:
+            missed = agreed(one_per_thread(warps) + missed, plan)
         careful += 1
 
 
 @gluon.jit
-def consume_0(call, pipe, q_desc, k_desc, v_desc):
+def consume_0(call, pipe):
     consume(call, pipe, 0)
 
 
 @gluon.jit
-def consume_1(call, pipe, q_desc, k_desc, v_desc):
+def consume_1(call, pipe):
     consume(call, pipe, 1)
 
 
 @gluon.jit
-def consume_2(call, pipe, q_desc, k_desc, v_desc):
+def consume_2(call, pipe):
     consume(call, pipe, 2)
 
 
@@ -229,28 +247,31 @@ def attend(
         plan,
     )
     if STATISTICS:
-        let_next_begin()
+        let_next_begin(plan.TEAM // 16)
     pipe = new_pipe(plan, q_desc, k_desc, v_desc)
     fence_async_shared()
-    # Registers: 64 Ki for all; a producer needs few, so that consumers get 240 or 160 each.
-    if CONSUMERS == 2:
+    # Registers: 64 Ki for all; consumers get 240 or 160 each, the others what that leaves.
+    if plan.TOGETHER:
         gl.warp_specialize(
             [
-                (consume_0, (call, pipe, q_desc, k_desc, v_desc)),
-                (consume_1, (call, pipe, q_desc, k_desc, v_desc)),
-                (produce, (call, pipe, q_desc, k_desc, v_desc)),
+                (consume_0, (call, pipe)),
+                (load_keys, (call, pipe, q_desc, k_desc)),
+                (load_values, (call, pipe, v_desc)),
+                (square, (call, pipe)),
             ],
-            [4, 4],
-            [240, 24],
+            [1, 1, 1],
+            [24, 24, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (consume_0, (call, pipe, q_desc, k_desc, v_desc)),
-                (consume_1, (call, pipe, q_desc, k_desc, v_desc)),
-                (consume_2, (call, pipe, q_desc, k_desc, v_desc)),
-                (produce, (call, pipe, q_desc, k_desc, v_desc)),
+                (consume_0, (call, pipe)),
+                (consume_1, (call, pipe)),
+                (consume_2, (call, pipe)),
+                (load_keys, (call, pipe, q_desc, k_desc)),
+                (load_values, (call, pipe, v_desc)),
+                (square, (call, pipe)),
             ],
-            [4, 4, 4],
-            [160, 160, 32],
+            [4, 4, 1, 1, 1],
+            [160, 160, 32, 32, 32],
         )

@@ -55,12 +55,10 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     if width > 128:
         return config._replace(keys=64, quarters=False, order="plwtab")
     config = config._replace(turns=True, early=moments == "all")
-    if width > 64:
-        return config._replace(order="ltpwab", at_once=4)
-    if moments is None:
+    if width <= 64 and moments is None:
         short = causal and keys < 8192
         return config._replace(consumers=2 if short else 3, early=short)
-    if moments == "none" and keys >= 8192:
+    if width <= 64 and moments == "none" and keys >= 8192:
         return config._replace(consumers=3, early=True, at_once=4)
     return config._replace(order="wpltba" if moments == "all" else "tlpwab", run=8)
 
@@ -175,12 +173,13 @@ def forward(
         "no" if squares is None else "query" if key_squares is None else "both",
     )
     described = (
-        _describe(query, [1, 1, 64, d]),
+        _describe(query, [1, 1, 128 if config.consumers == 2 else 64, d]),
         _describe(key, [1, 1, config.keys, d]),
         _describe(value, [1, 1, config.keys, v]),
     )
     named = dict(zip(attend.arg_names, (*described, *arguments, *constants), strict=True))
-    launches.launch(attend, programs, query, named, num_warps=4)
+    num_warps = 8 if config.consumers == 2 else 4  # of the first team
+    launches.launch(attend, programs, query, named, num_warps=num_warps)
     read = query, key, value, sinks, head_scale
     return Passed(lse, rows, squares, key_squares, tile_rows, read)
 

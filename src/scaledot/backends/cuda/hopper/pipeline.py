@@ -1,9 +1,12 @@
-"""Shared memory between the producer and the consumers, and how they wait for each other.
+"""Shared memory between those who fill it and those who read it, and how they wait for each other.
 
-The tensor memory accelerator signals a full buffer through an mbarrier. Consumers hand a buffer
-back, and hand each other the turn at the tensor cores, through the multiprocessor's named barriers:
-an `mbarrier.arrive` would stop the whole warpgroup first, a named barrier's arrival does not.
-Triton itself uses the numbers 0 to 4 in a kernel of four partitions.
+The tensor memory accelerator signals a full buffer through an mbarrier. All else is said through
+the multiprocessor's named barriers: at an operation on an mbarrier the compiler makes all warps of
+a team meet first, a named barrier's arrival stops nobody. So where all consumers are one team,
+whoever filled a buffer waits for it, too, and tells each consumer by a named barrier.
+
+A named barrier counts threads and knows no phases: nobody may arrive at one for the next time
+before all have for this time. Hence one for each stage.
 """
 
 from triton.experimental import gluon
@@ -11,85 +14,190 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
-FIRST_TURN = 5  # one number a consumer
-FIRST_STAGE = gl.constexpr(8)  # one a stage of keys, then one a stage of values
-AGREEMENT = 15
+# Numbers of named barriers. Triton takes 0 and 1, then one for each team but the first, which those
+# of one warp do not use.
+KEYS_READY = gl.constexpr(4)  # one a consumer and stage; for consumers that are one team
+VALUES_READY = gl.constexpr(8)
+KEYS_BACK = gl.constexpr(12)  # one a stage
+VALUES_BACK = gl.constexpr(14)
+AGREEMENT = 9  # of three teams
+
+
+@gluon.constexpr_function
+def first_turn(plan):
+    """One a consumer."""
+    return 2 if plan.TOGETHER else 6
 
 
 @aggregate
 class Pipe:
-    q: gl.shared_memory_descriptor  # [CONSUMERS, 1, 1, 64, D]
+    q: gl.shared_memory_descriptor  # [teams, 1, 1, TEAM, D]
     k: gl.shared_memory_descriptor  # [STAGES, 1, 1, KEYS, D]
     v: gl.shared_memory_descriptor  # [STAGES, 1, 1, KEYS, V]
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor  # for the first keys of a tile of rows: the query, too
     v_full: gl.shared_memory_descriptor
+    task: gl.shared_memory_descriptor  # [16], see tasks.py
+    missed: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, q, k, v, q_full, q_empty, k_full, v_full):
+    def __init__(self, q, k, v, k_full, v_full, task, missed):
         self.q = q
         self.k = k
         self.v = v
-        self.q_full = q_full
-        self.q_empty = q_empty
         self.k_full = k_full
         self.v_full = v_full
+        self.task = task
+        self.missed = missed
 
 
 @gluon.jit
 def new_pipe(plan, q_desc, k_desc, v_desc):
-    gl.static_assert(plan.STAGES <= 3, "the next number of a barrier is taken")
+    gl.static_assert(plan.STAGES <= 2, "the next number of a barrier is taken")
     D: gl.constexpr = plan.D
     V: gl.constexpr = plan.V
     KEYS: gl.constexpr = plan.KEYS
-    CONSUMERS: gl.constexpr = plan.CONSUMERS
-    q = gl.allocate_shared_memory(plan.dtype, [CONSUMERS, 1, 1, 64, D], q_desc.layout)
+    teams: gl.constexpr = plan.ROWS // plan.TEAM
+    q = gl.allocate_shared_memory(plan.dtype, [teams, 1, 1, plan.TEAM, D], q_desc.layout)
     k = gl.allocate_shared_memory(plan.dtype, [plan.STAGES, 1, 1, KEYS, D], k_desc.layout)
     v = gl.allocate_shared_memory(plan.dtype, [plan.STAGES, 1, 1, KEYS, V], v_desc.layout)
-    return Pipe(
-        q,
-        k,
-        v,
-        new_barriers(1, 1),
-        new_barriers(1, CONSUMERS),
-        new_barriers(plan.STAGES, 1),
-        new_barriers(plan.STAGES, 1),
-    )
+    task = gl.allocate_shared_memory(gl.int32, [16], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    missed = gl.allocate_shared_memory(gl.int32, [16], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Pipe(q, k, v, new_barriers(plan.STAGES), new_barriers(plan.STAGES), task, missed)
 
 
 @gluon.jit
-def new_barriers(number: gl.constexpr, arrivals: gl.constexpr):
+def new_barriers(number: gl.constexpr):
     barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
-        mbarrier.init(barriers.index(i), count=arrivals)
+        mbarrier.init(barriers.index(i), count=1)
     return barriers
 
 
 @gluon.jit
-def wait_for_keys(pipe, step, plan):
-    _wait_for(pipe.k_full, step, plan)
-
-
-@gluon.jit
-def wait_for_values(pipe, step, plan):
-    _wait_for(pipe.v_full, step, plan)
-
-
-@gluon.jit
-def _wait_for(full, step, plan):
-    """The buffer of a step is full when its barrier has turned over once more."""
+def wait_full(full, step, plan):
+    """The buffer of a step is full when its mbarrier has turned over once more."""
     mbarrier.wait(full.index(step % plan.STAGES), (step // plan.STAGES) & 1)
 
 
 @gluon.jit
-def let_next_begin():
+def wait_for_keys(pipe, step, who, plan):
+    """A consumer, for the keys of a step; before the first of a tile of rows, its task and query.
+
+    who: the number of the thread's consumer, see `consumer_of_thread`.
+    """
+    if plan.TOGETHER:
+        number = who * plan.STAGES + (step % plan.STAGES + KEYS_READY)
+        _named_barrier(number, barrier_text("sync", 128 + 32))
+    else:
+        wait_full(pipe.k_full, step, plan)
+
+
+@gluon.jit
+def wait_for_values(pipe, step, who, plan):
+    if plan.TOGETHER:
+        number = who * plan.STAGES + (step % plan.STAGES + VALUES_READY)
+        _named_barrier(number, barrier_text("sync", 128 + 32))
+    else:
+        wait_full(pipe.v_full, step, plan)
+
+
+@gluon.jit
+def tell(NUMBER: gl.constexpr, step, plan):
+    """Each consumer that what it waits for is there."""
+    for who in gl.static_range(plan.CONSUMERS):
+        meet("arrive", who * plan.STAGES + (step % plan.STAGES + NUMBER), 1, 128 + 32)
+
+
+@gluon.jit
+def hand_back_keys(step, WARPS: gl.constexpr, plan):
+    """So many warps have read the keys of a step."""
+    meet("arrive", KEYS_BACK + step % plan.STAGES, WARPS, key_readers(plan))
+
+
+@gluon.jit
+def hand_back_values(step, plan):
+    meet("arrive", VALUES_BACK + step % plan.STAGES, plan.TEAM // 16, value_readers(plan))
+
+
+@gluon.constexpr_function
+def key_readers(plan):
+    """Threads: consumers, the warp that loads, the one that squares."""
+    return 128 * plan.CONSUMERS + 32 + (0 if plan.SQUARES == "no" else 32)
+
+
+@gluon.constexpr_function
+def value_readers(plan):
+    return 128 * plan.CONSUMERS + 32
+
+
+@gluon.jit
+def wait_turn(who, plan):
+    if plan.TURNS:
+        _named_barrier(who + first_turn(plan), barrier_text("sync", 256))
+
+
+@gluon.jit
+def pass_turn(who, plan):
+    if plan.TURNS:
+        _named_barrier((who + 1) % plan.CONSUMERS + first_turn(plan), barrier_text("arrive", 256))
+
+
+@gluon.jit
+def take_turns(who, plan):
+    """The first goes first."""
+    if plan.TURNS:
+        text: gl.constexpr = last_text(plan.CONSUMERS - 1, first_turn(plan))
+        _named_barrier(who, text)
+
+
+@gluon.constexpr_function
+def last_text(last, number):
+    return (
+        f"{{ .reg .pred last; setp.eq.s32 last, $1, {last}; @last bar.arrive {number}, 256;"
+        "mov.b32 $0, $1; }"
+    )
+
+
+@gluon.jit
+def consumer_of_thread(WHO: gl.constexpr, plan):
+    if plan.TOGETHER:
+        layout: gl.constexpr = one_each(plan.TEAM // 16)
+        return gl.arange(0, 2 * plan.TEAM, layout) // 128
+    else:
+        return one_per_thread(4) + WHO
+
+
+@gluon.jit
+def meet(WHAT: gl.constexpr, number, WARPS: gl.constexpr, THREADS: gl.constexpr):
+    _named_barrier(one_per_thread(WARPS) + number, barrier_text(WHAT, THREADS))
+
+
+@gluon.jit
+def one_per_thread(WARPS: gl.constexpr):
+    return gl.full([32 * WARPS], 0, gl.int32, one_each(WARPS))
+
+
+@gluon.constexpr_function
+def one_each(warps):
+    return gl.BlockedLayout([1], [32], [warps], [0])
+
+
+@gluon.jit
+def _named_barrier(number, text: gl.constexpr):
+    gl.inline_asm_elementwise(text, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def barrier_text(what, threads):
+    return f"bar.{what} $1, {threads}; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def let_next_begin(WARPS: gl.constexpr):
     """Programs of the next launch, if it was made for that (launching.enter), may begin as soon as
     all of this one have: they get the multiprocessors that it leaves first."""
     text: gl.constexpr = "griddepcontrol.launch_dependents; mov.b32 $0, $1;"
-    gl.inline_asm_elementwise(
-        text, "=r,r", [one_per_thread()], dtype=gl.int32, is_pure=False, pack=1
-    )
+    _named_barrier(one_per_thread(WARPS), text)
 
 
 @gluon.jit
@@ -101,9 +209,8 @@ def in_round(bits, round):
 @gluon.jit
 def agreed(bits, plan):
     """The bits that any thread of the program has set. [threads]; all of them meet here."""
-    any = gl.inline_asm_elementwise(
-        agreement_text(plan.CONSUMERS), "=&r,r", [bits], dtype=gl.int32, is_pure=False, pack=1
-    )
+    text: gl.constexpr = agreement_text(key_readers(plan) + 32)
+    any = gl.inline_asm_elementwise(text, "=&r,r", [bits], dtype=gl.int32, is_pure=False, pack=1)
     return gl.reduce(any, 0, either)
 
 
@@ -113,64 +220,14 @@ def either(a, b):
 
 
 @gluon.constexpr_function
-def agreement_text(consumers):
+def agreement_text(threads):
     """First whether there is any bit; as a rule there is none."""
-
-    def meet():
-        return f"bar.red.or.pred any, {AGREEMENT}, {128 * consumers + 128}, mine;"
-
+    meet = f"bar.red.or.pred any, {AGREEMENT}, {threads}, mine;"
     bits = ""
     for i in range(32):
-        bits += f"and.b32 one, $1, {1 << i}; setp.ne.b32 mine, one, 0; {meet()}"
+        bits += f"and.b32 one, $1, {1 << i}; setp.ne.b32 mine, one, 0; {meet}"
         bits += f"@any or.b32 $0, $0, {1 << i};"
     return (
         "{ .reg .pred mine, any; .reg .b32 one; mov.b32 $0, 0; setp.ne.b32 mine, $1, 0;"
-        f"{meet()} @!any bra.uni DONE; {bits} DONE: }}"
+        f"{meet} @!any bra.uni DONE; {bits} DONE: }}"
     )
-
-
-@gluon.jit
-def hand_back_keys(step, plan):
-    """A consumer has read the keys of a step."""
-    number = one_per_thread() + (step % plan.STAGES + FIRST_STAGE)
-    named_barrier(number, handed_back("arrive", plan.CONSUMERS))
-
-
-@gluon.jit
-def hand_back_values(step, plan):
-    number = one_per_thread() + (step % plan.STAGES + FIRST_STAGE + plan.STAGES)
-    named_barrier(number, handed_back("arrive", plan.CONSUMERS))
-
-
-@gluon.jit
-def wait_turn(WHO: gl.constexpr, plan):
-    if plan.TURNS:
-        named_barrier(one_per_thread(), turn("sync", WHO))
-
-
-@gluon.jit
-def pass_turn(WHO: gl.constexpr, plan):
-    if plan.TURNS:
-        named_barrier(one_per_thread(), turn("arrive", (WHO + 1) % plan.CONSUMERS))
-
-
-@gluon.jit
-def one_per_thread():
-    return gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-
-
-@gluon.jit
-def named_barrier(number, text: gl.constexpr):
-    gl.inline_asm_elementwise(text, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.constexpr_function
-def handed_back(what, consumers):
-    """All consumers and the producer meet."""
-    return f"bar.{what} $1, {128 * consumers + 128}; mov.b32 $0, $1;"
-
-
-@gluon.constexpr_function
-def turn(what, who):
-    """The consumer whose turn it is and the one before it meet."""
-    return f"bar.{what} {FIRST_TURN + who}, 256; mov.b32 $0, $1;"

@@ -19,6 +19,8 @@ class Plan:
     STAGES: gl.constexpr  # tiles of keys, and of values, in shared memory
     CONSUMERS: gl.constexpr  # warpgroups that compute
     ROWS: gl.constexpr  # of a tile: 64 a consumer
+    TEAM: gl.constexpr  # rows of the consumers that share their code, see kernel.py
+    TOGETHER: gl.constexpr  # all consumers are one team
     TURNS: gl.constexpr  # consumers take turns at the tensor cores
     EARLY: gl.constexpr  # P V is awaited before the exponentials, not after
     QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
@@ -76,6 +78,8 @@ class Plan:
         self.STAGES = gl.constexpr(STAGES)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.ROWS = gl.constexpr(64 * CONSUMERS)
+        self.TEAM = gl.constexpr(128 if CONSUMERS == 2 else 64)
+        self.TOGETHER = gl.constexpr(CONSUMERS == 2)
         self.TURNS = gl.constexpr(TURNS)
         self.EARLY = gl.constexpr(EARLY)
         self.QUARTERS = gl.constexpr(QUARTERS)
@@ -363,6 +367,17 @@ class Call:
             stop,
             careful + entry * 0,
         )
+
+    @gluon.jit
+    def some_are_blind(self, tile):
+        """Whether a row of the tile may see no key at all: the first, or with a window the last."""
+        blind = tile.keys <= 0
+        if self.plan.RIGHT:
+            blind = blind | (tile.row + tile.offset + self.right < 0)
+        if self.plan.LEFT:
+            last_row = gl.minimum(tile.row + self.plan.ROWS, tile.queries) - 1
+            blind = blind | (last_row + tile.offset - self.left >= tile.keys)
+        return blind
 
     @gluon.jit
     def reach(self, tile, row):

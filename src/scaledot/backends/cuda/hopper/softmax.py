@@ -1,4 +1,4 @@
-"""The online softmax of a warpgroup's 64 rows, with the sums that the vitals need.
+"""The online softmax of a team's m rows, 64 a warpgroup, with the sums that the vitals need.
 
 For a tile of scores S, with x = scale S in base 2 (scale holds log2 e):
 
@@ -25,7 +25,7 @@ The statistics need up to four more sums of a row:
 
 and the largest P, from which the largest logit and its probability follow.
 
-They are kept as [64, 4]: each of the four threads that share a row sums the keys it holds, and the
+They are kept as [m, 4]: each of the four threads that share a row sums the keys it holds, and the
 four meet once, when the row is finished.
 """
 
@@ -41,7 +41,7 @@ SLACK = gl.constexpr(8.0)  # how far, in base 2, a row may outgrow its pivot bef
 
 @aggregate
 class Sums:
-    """All [64, 4]."""
+    """All [m, 4]."""
 
     pivot: gl.tensor  # in base 2; each of a row's threads knows it
     l: gl.tensor
@@ -78,7 +78,7 @@ def without_moments(sums):
 
 @aggregate
 class Move:
-    """Where a tile of scores moves the pivot; all [64, 4]."""
+    """Where a tile of scores moves the pivot; all [m, 4]."""
 
     top: gl.tensor  # the tile's largest score in base 2
     pivot: gl.tensor
@@ -209,21 +209,22 @@ def with_runs_before(sums, before):
 
 @gluon.jit
 def add_quarter(s, sums, base, scale, plan, STEADY: gl.constexpr):
-    """The sums with a quarter of a tile, and its P; base [64, 4] as each thread knows it."""
+    """The sums with a quarter of a tile, and its P; base [m, 4] as each thread knows it."""
     mine = by_thread(s)
     beside: gl.constexpr = gl.SliceLayout(2, mine.type.layout)
     u = mine * scale - at_home(base, beside)[:, :, None]
     p = gl.exp2(u)
     sums = add_sums(u, p, sums, plan, False, STEADY)
+    m: gl.constexpr = s.shape[0]
     n: gl.constexpr = s.shape[1]
     layout: gl.constexpr = s.type.layout
-    p = p.reshape([64, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([64, n])
+    p = p.reshape([m, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([m, n])
     return sums, narrow(at_home(p, layout), plan.dtype)
 
 
 @gluon.jit
 def add_sums(u, p, sums, plan, MOMENTS: gl.constexpr, STEADY: gl.constexpr):
-    """u and p [64, 4, n / 4]: by thread. STEADY: the largest P is not known from the pivot.
+    """u and p [m, 4, n / 4]: by thread. STEADY: the largest P is not known from the pivot.
 
     A few scores at a time join one sum after the other: a register that was just read for one is
     still at hand for the next. While products run, what is read from the register file counts.
@@ -270,10 +271,10 @@ def add_few(u, p, sums, plan, MOMENTS: gl.constexpr, STEADY: gl.constexpr):
 
 @gluon.jit
 def add_numbers(total, x):
-    """total [64, 4] + the sum of x over the last dimension, one after the other."""
+    """total [m, 4] + the sum of x over the last dimension, one after the other."""
     home: gl.constexpr = total.type.layout
     if x.shape[2] == 1:
-        return total + at_home(x.reshape([64, 4]), home)
+        return total + at_home(x.reshape(total.shape), home)
     else:
         x0, x1 = halves_by_thread(x)
         return add_numbers(add_numbers(total, x0), x1)
@@ -284,7 +285,8 @@ def add_products(total, x, y):
     """The same of x y: a multiply-add each. gl.sum would begin with a product."""
     home: gl.constexpr = total.type.layout
     if x.shape[2] == 1:
-        return total + at_home(x.reshape([64, 4]), home) * at_home(y.reshape([64, 4]), home)
+        x = at_home(x.reshape(total.shape), home)
+        return total + x * at_home(y.reshape(total.shape), home)
     else:
         x0, x1 = halves_by_thread(x)
         y0, y1 = halves_by_thread(y)
@@ -293,20 +295,22 @@ def add_products(total, x, y):
 
 @gluon.jit
 def halves_by_thread(x):
-    """[64, 4, n] -> the first and the last [64, 4, n / 2]."""
+    """[m, 4, n] -> the first and the last [m, 4, n / 2]."""
+    m: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[2]
-    return gl.split(x.reshape([64, 4, 2, n // 2]).permute((0, 1, 3, 2)))
+    return gl.split(x.reshape([m, 4, 2, n // 2]).permute((0, 1, 3, 2)))
 
 
 @gluon.jit
 def by_thread(x):
-    """[64, n] -> [64, 4, n / 4]: the keys that each of a row's four threads holds.
+    """[m, n] -> [m, 4, n / 4]: the keys that each of a row's four threads holds.
 
     In a product's result, two neighbouring columns belong to one thread, eight to the four threads
     of a row.
     """
+    m: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[1]
-    return x.reshape([64, n // 8, 4, 2]).permute((0, 2, 1, 3)).reshape([64, 4, n // 4])
+    return x.reshape([m, n // 8, 4, 2]).permute((0, 2, 1, 3)).reshape([m, 4, n // 4])
 
 
 @gluon.jit
@@ -329,17 +333,25 @@ def at_home(x, layout: gl.constexpr):
 @gluon.jit
 def halves(x):
     """The left and the right columns of a product's result, each laid out as one."""
+    m: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[1] // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
-    left, right = gl.split(x.reshape([64, 2, n]).permute((0, 2, 1)))
+    layout: gl.constexpr = of_product(m, n)
+    left, right = gl.split(x.reshape([m, 2, n]).permute((0, 2, 1)))
     return at_home(left, layout), at_home(right, layout)
 
 
 @gluon.jit
 def joined(left, right):
+    m: gl.constexpr = left.shape[0]
     n: gl.constexpr = left.shape[1] * 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
-    return at_home(gl.join(left, right).permute((0, 2, 1)).reshape([64, n]), layout)
+    layout: gl.constexpr = of_product(m, n)
+    return at_home(gl.join(left, right).permute((0, 2, 1)).reshape([m, n]), layout)
+
+
+@gluon.constexpr_function
+def of_product(m, n):
+    """How a product [m, n] lies in the registers: 16 rows a warp."""
+    return gl.NVMMADistributedLayout([3, 0], [m // 16, 1], [16, n, 16])
 
 
 @gluon.jit
@@ -348,7 +360,7 @@ def known_after(base, sums, nought):
 
     nought: a 0 of which the compiler does not know that it is one.
     """
-    nowhere = gl.full([64, 4], 0, gl.int32, base.type.layout) + nought
+    nowhere = gl.full(base.shape, 0, gl.int32, base.type.layout) + nought
     return gl.inline_asm_elementwise(
         "{ .reg .b32 any; lop3.b32 any, $2, $3, $4, 0xFE; lop3.b32 $0, $1, any, $5, 0xF8; }",
         "=r,r,r,r,r,r",
@@ -374,7 +386,7 @@ def as_bits(x):
 
 @gluon.jit
 def row_max(x, plan):
-    """[64]. In steps, so that many maxima are on their way at once; which steps, was measured."""
+    """[m]. In steps, so that many maxima are on their way at once; which steps, was measured."""
     if plan.QUARTERS:
         left, right = halves(x)
         left, right = halves(gl.maximum(left, right))
@@ -386,7 +398,7 @@ def row_max(x, plan):
 
 @gluon.jit
 def by_row(values, like):
-    """[64] as a column beside `like` [64, n]."""
+    """[m] as a column beside `like` [m, n]."""
     return gl.convert_layout(values, gl.SliceLayout(1, like.type.layout))[:, None]
 
 
@@ -405,12 +417,13 @@ def narrow(p, dtype: gl.constexpr):
 
 @gluon.jit
 def spread(values, like):
-    """[64, 4] -> [64, n]: for each column what its thread knows."""
+    """[m, 4] -> [m, n]: for each column what its thread knows."""
+    m: gl.constexpr = like.shape[0]
     n: gl.constexpr = like.shape[1]
     layout: gl.constexpr = like.type.layout
     of_thread: gl.constexpr = gl.SliceLayout(2, by_thread(like).type.layout)
-    wide = at_home(values, of_thread)[:, :, None].broadcast_to([64, 4, n // 4])
-    wide = wide.reshape([64, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([64, n])
+    wide = at_home(values, of_thread)[:, :, None].broadcast_to([m, 4, n // 4])
+    wide = wide.reshape([m, 4, n // 8, 2]).permute((0, 2, 1, 3)).reshape([m, n])
     return at_home(wide, layout)
 
 

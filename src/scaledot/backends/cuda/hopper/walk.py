@@ -4,7 +4,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -30,6 +29,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     move_pivot,
     no_sums,
     of_one_run,
+    of_product,
     rescale,
     unknown,
     with_runs_before,
@@ -39,19 +39,20 @@ from scaledot.backends.cuda.hopper.softmax import (
 
 @aggregate
 class Rows:
-    """A consumer's 64 rows of a tile, and what their scores need."""
+    """A team's m rows of a tile, and what their scores need."""
 
     call: Call
     pipe: Pipe
-    q: gl.shared_memory_descriptor  # [64, D]
-    low: gl.tensor  # [64]: row i may see the keys [low_i, high_i)
+    q: gl.shared_memory_descriptor  # [m, D]
+    low: gl.tensor  # [m]: row i may see the keys [low_i, high_i)
     high: gl.tensor
-    factor: gl.tensor  # [64]: of the scores, where one number does not serve
+    factor: gl.tensor  # [m]: of the scores, where one number does not serve
     columns: gl.tensor  # [KEYS]
-    zero: gl.tensor  # [64, KEYS]
+    zero: gl.tensor  # [m, KEYS]
+    who: gl.tensor  # the number of each thread's consumer
 
     @gluon.constexpr_function
-    def __init__(self, call, pipe, q, low, high, factor, columns, zero):
+    def __init__(self, call, pipe, q, low, high, factor, columns, zero, who):
         self.call = call
         self.pipe = pipe
         self.q = q
@@ -60,6 +61,7 @@ class Rows:
         self.factor = factor
         self.columns = columns
         self.zero = zero
+        self.who = who
 
     @gluon.jit
     def start_scores(self, step):
@@ -69,18 +71,25 @@ class Rows:
         return warpgroup_mma(self.q, k, self.zero, use_acc=False, is_async=True)
 
     @gluon.jit
-    def scores(self, step):
+    def scores(self, step, FIRST: gl.constexpr):
         plan = self.call.plan
-        wait_for_keys(self.pipe, step, plan)
+        if not FIRST:  # else they are there: with the task
+            wait_for_keys(self.pipe, step, self.who, plan)
         s = warpgroup_mma_wait(0, deps=[self.start_scores(step)])
-        hand_back_keys(step, plan)
+        hand_back_keys(step, plan.TEAM // 16, plan)
         return s
+
+    @gluon.jit
+    def wait_for_values(self, step, NOW: gl.constexpr):
+        """Once a step: as soon as P is known where they have to be cleaned, else when needed."""
+        plan = self.call.plan
+        if (plan.LENGTHS or plan.PACKED) == NOW:
+            wait_for_values(self.pipe, step, self.who, plan)
 
     @gluon.jit
     def values(self, step):
         """[KEYS, V] of a step."""
         plan = self.call.plan
-        wait_for_values(self.pipe, step, plan)
         return self.pipe.v.index(step % plan.STAGES).reshape([plan.KEYS, plan.V])
 
     @gluon.jit
@@ -95,7 +104,7 @@ class Rows:
 
     @gluon.jit
     def visible(self, low, high, j):
-        """[64, KEYS]: which keys of tile j the rows may see."""
+        """[m, KEYS]: which keys of tile j the rows may see."""
         plan = self.call.plan
         visible = self.columns[None, :] < (high - j * plan.KEYS)[:, None]
         if plan.LEFT:
@@ -150,7 +159,7 @@ def sums_moments(plan, masked):
 
 @gluon.jit
 def row_factor(call, tile, count):
-    """The scale of each row [64], log2 e in it; unused where one number serves."""
+    """The scale of each row [m], log2 e in it; unused where one number serves."""
     plan = call.plan
     factor = count.to(gl.float32) * 0.0
     if plan.FACTOR == "head":
@@ -172,11 +181,11 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
     """The sums of the rows without values, and the steps so far."""
     plan = rows.call.plan
     j = tile.stop - 1
-    sums, _ = rows.measure(rows.scores(step), no_sums(rows.zero), j, True)
+    sums, _ = rows.measure(rows.scores(step, True), no_sums(rows.zero), j, True)
     step += 1
     j -= 1
     while j >= tile.full_stop:
-        sums, _ = rows.measure(rows.scores(step), sums, j, True)
+        sums, _ = rows.measure(rows.scores(step, False), sums, j, True)
         step += 1
         j -= 1
     if plan.MOMENTS == "edges":
@@ -191,17 +200,16 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
             stop = gl.maximum(j - (plan.RUN - 1), stop)
             sums = of_one_run(sums)
         while j >= stop:
-            sums, _ = rows.measure(rows.scores(step), sums, j, False)
+            sums, _ = rows.measure(rows.scores(step, False), sums, j, False)
             step += 1
             j -= 1
         if plan.RUN > 1:
             sums = with_runs_before(sums, before)
     if plan.LEFT:
         while j >= tile.start:
-            sums, _ = rows.measure(rows.scores(step), sums, j, True)
+            sums, _ = rows.measure(rows.scores(step, False), sums, j, True)
             step += 1
             j -= 1
-    mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
     return sums, step
 
 
@@ -209,19 +217,20 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
 def attend_keys(rows, tile, step, WHO: gl.constexpr):
     """The sums of the rows, O, and the steps so far."""
     plan = rows.call.plan
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.V, 16])
+    o_layout: gl.constexpr = of_product(plan.TEAM, plan.V)
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     # The last tile of keys comes first: nothing to multiply with V yet.
     j = tile.stop - 1
-    sums, p = rows.measure(rows.scores(step), no_sums(rows.zero), j, True)
+    sums, p = rows.measure(rows.scores(step, True), no_sums(rows.zero), j, True)
+    rows.wait_for_values(step, True)
     if plan.LENGTHS or plan.PACKED:
         clean(rows.values(step), tile.keys - j * plan.KEYS, plan)
     p = gl.convert_layout(p, p_layout)
-    acc = gl.zeros([64, plan.V], gl.float32, o_layout)
+    acc = gl.zeros([plan.TEAM, plan.V], gl.float32, o_layout)
     step += 1
     j -= 1
     while j >= tile.full_stop:
-        sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
+        sums, acc, p = attend_next(rows, j, step, sums, acc, p, True)
         step += 1
         j -= 1
     if plan.MOMENTS == "edges":
@@ -235,22 +244,21 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
             stop = gl.maximum(j - (plan.RUN - 1), tile.full_start)
             sums = of_one_run(sums)
             while j >= stop:
-                sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
+                sums, acc, p = attend_next(rows, j, step, sums, acc, p, False)
                 step += 1
                 j -= 1
             sums = with_runs_before(sums, before)
     else:
         while j >= tile.full_start:
-            sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, False)
+            sums, acc, p = attend_next(rows, j, step, sums, acc, p, False)
             step += 1
             j -= 1
     if plan.LEFT:
         while j >= tile.start:
-            sums, acc, p = attend_next(rows, j, step, sums, acc, p, WHO, True)
+            sums, acc, p = attend_next(rows, j, step, sums, acc, p, True)
             step += 1
             j -= 1
-
-    mbarrier.arrive(rows.pipe.q_empty.index(0), count=1)
+    rows.wait_for_values(step - 1, False)
     acc = warpgroup_mma(p, rows.values(step - 1), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
@@ -258,16 +266,17 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
 
 
 @gluon.jit
-def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.constexpr):
+def attend_next(rows, j, step, sums, acc, p, MASKED: gl.constexpr):
     """S_j, and behind it P V of the tile before; then the softmax of S_j."""
     plan = rows.call.plan
-    wait_for_keys(rows.pipe, step, plan)
-    wait_turn(WHO, plan)
+    wait_for_keys(rows.pipe, step, rows.who, plan)
+    wait_turn(rows.who, plan)
     s = rows.start_scores(step)
+    rows.wait_for_values(step - 1, False)
     acc = warpgroup_mma(p, rows.values(step - 1), acc, is_async=True)
-    pass_turn(WHO, plan)
+    pass_turn(rows.who, plan)
     s, acc = warpgroup_mma_wait(1, deps=[s, acc])
-    hand_back_keys(step, plan)
+    hand_back_keys(step, plan.TEAM // 16, plan)
 
     s = rows.seen(s, j, MASKED)
     MOVES: gl.constexpr = MASKED or not plan.STEADY
@@ -282,6 +291,7 @@ def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.const
         acc = rescale(acc, move)
     if plan.EARLY:
         sums, fresh = rows.add(s, sums, j, MASKED)
+    rows.wait_for_values(step, True)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
 
@@ -289,10 +299,10 @@ def attend_next(rows, j, step, sums, acc, p, WHO: gl.constexpr, MASKED: gl.const
 def clean(v, keys, plan):
     """Zeros behind the last of the values: what lies there is another's, and 0 * NaN is NaN.
 
-    Each consumer writes the same, so they need not wait for each other.
+    Each team writes the same, so they need not wait for each other.
     """
     if keys < plan.KEYS:
-        layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [plan.TEAM // 16, 1], [1, 0])
         values = v.load(layout)
         kept = gl.arange(0, plan.KEYS, gl.SliceLayout(1, layout)) < keys
         zero = gl.zeros([plan.KEYS, plan.V], plan.dtype, layout)
