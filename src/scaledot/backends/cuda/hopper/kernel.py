@@ -1,8 +1,8 @@
 """Attention on Hopper, with the statistics of each row from the same pass. Written in Gluon.
 
-One program stays on each multiprocessor and works through tiles of rows. A producer warp brings Q,
-K and V into shared memory; two or three consumer warpgroups own 64 rows each and run, for every
-tile of keys j,
+One program stays on each multiprocessor and works through tiles of rows. Two warps bring Q, K and V
+into shared memory (producer.py); two or three consumer warpgroups own 64 rows each and run, for
+every tile of keys j,
 
     S_j = Q K_j^T            on the tensor cores
     P_j, sums                softmax.py
@@ -12,6 +12,11 @@ tile of keys j,
 S_j, so a warpgroup asks the tensor cores for two products in a row and then leaves them to the
 other warpgroups while it computes exponentials. The same source gives the kernel without
 statistics, the one with them, and the one for scores alone.
+
+Two consumers are one team of eight warps: they run the same instructions, each at its own pace, so
+that those of both fit into the instruction caches. A team has a power of two of warps, so three
+consumers are three teams, each with a copy. Nothing in a team's work may make all of its warps meet
+(pipeline.py).
 
 Full tiles are computed without looking for the largest score. Tiles of rows for which that did not
 do are done once more at the end, carefully: a tile of keys then never counts as full.

@@ -185,10 +185,13 @@ def forward(
 
 
 def _squares_keys(inputs: Inputs, config: Config) -> bool:
-    """Whether the pass may: each tile of rows the keys of its own place, which some row sees."""
+    """Whether the pass does: each tile of rows the keys of its own place, which some row sees. One
+    warp has them so long that narrow ones are better squared beside the pass."""
     keys = inputs.key.shape[2]
     counted = inputs.key_lengths is None and inputs.cu_seqlens_k is None
-    return counted and keys == inputs.query.shape[2] and -(-keys // config.keys) <= MAX_CHUNKS
+    if inputs.key.shape[3] <= 128 or not counted or keys != inputs.query.shape[2]:
+        return False
+    return -(-keys // config.keys) <= MAX_CHUNKS
 
 
 def planes_of(moments: str) -> int:
