@@ -1,0 +1,112 @@
+"""The Hopper kernel is compiled for its GPU on any machine, and what it rests on is looked up.
+
+Its consumers wait for each other by named barriers whose numbers Triton does not use, and where
+they are one team nothing in a tile of keys may make all of its warps meet (hopper/pipeline.py).
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scaledot.backends import cuda
+
+pytest.importorskip("scaledot.backends.cuda.hopper.launch")
+if cuda.backend.TRITON != (3, 6):
+    pytest.skip("Gluon is that of triton 3.6", allow_module_level=True)
+
+# The interpreter is chosen for a whole process, and there the kernel would not be compiled.
+COMPILE = """
+import json, sys
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from scaledot.backends.cuda.hopper.kernel import attend
+from scaledot.backends.cuda.hopper.launch import Config, config_for
+
+POINTERS = {"lse", "statistics", "squares", "key_squares", "sinks", "head_scale"}
+
+def ptx_of(dtype, width, keys, values, moments, causal, packed, squares):
+    config = config_for(width, keys, values=values, moments=moments, causal=causal)
+    chosen = dict(zip((name.upper() for name in Config._fields), config))
+    chosen |= dict(D=width, V=width, VALUES=values, STATISTICS=moments is not None)
+    chosen |= dict(MOMENTS=moments or "none", RIGHT=causal, LEFT=False, LENGTHS=False)
+    chosen |= dict(PACKED=packed, SINKS=False, FACTOR="no", SOFTCAP=False, NARROW=False)
+    chosen |= dict(SQUARES=squares)
+    team = 128 if config.consumers == 2 else 64
+    rows = {"q_desc": team, "k_desc": config.keys, "v_desc": config.keys}
+    signature, constants = {}, {}
+    for i, name in enumerate(attend.arg_names):
+        if name in rows:
+            block = [1, 1, rows[name], width]
+            kind = gl.bfloat16 if dtype == "bf16" else gl.float16
+            layout = gl.NVMMASharedLayout.get_default_for(block, kind)
+            signature[name] = f"tensordesc<{dtype}{block},{layout!r}>"
+        elif name in chosen:
+            signature[name] = "constexpr"
+            constants[(i,)] = chosen[name]
+        elif name == "out":
+            signature[name] = "*" + dtype
+        elif name in POINTERS:
+            signature[name] = "*fp32"
+        elif name in ("lengths", "cu_q", "cu_k"):
+            signature[name] = "*i32"
+        else:
+            signature[name] = "fp32" if name in ("scale", "cap") else "i32"
+    source = GluonASTSource(attend, signature, constants, {})
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": team // 16})
+    return config.consumers, made.asm["ptx"]
+
+print(json.dumps([ptx_of(*case) for case in json.loads(sys.argv[1])]))
+"""
+
+CASES = {
+    "no statistics": ("bf16", 128, 4096, True, None, True, False, "no"),
+    "all sums": ("bf16", 256, 4096, True, "all", True, False, "both"),
+    "float16, packed": ("fp16", 64, 4096, True, "all", True, True, "query"),
+    "three consumers": ("bf16", 128, 16384, False, "none", False, False, "query"),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """By case: the number of consumers, and the kernel's lines."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    environment.pop("TRITON_INTERPRET", None)
+    told = subprocess.run(
+        [sys.executable, "-c", COMPILE, json.dumps(list(CASES.values()))],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr[-4000:]
+    made = json.loads(told.stdout)
+    return {
+        case: (consumers, ptx.splitlines())
+        for case, (consumers, ptx) in zip(CASES, made, strict=True)
+    }
+
+
+def meetings(lines):
+    """(line, number) of the barriers that Triton itself put there: their numbers are constants."""
+    found = [(i, re.search(r"\bbar(?:rier)?\.sync\s+(\d+)", line)) for i, line in enumerate(lines)]
+    return [(i, int(match[1])) for i, match in found if match]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_triton_leaves_us_our_barriers(compiled, case):
+    consumers, lines = compiled[case]
+    assert {number for _, number in meetings(lines)} <= set(range(2 if consumers == 2 else 4))
+
+
+@pytest.mark.parametrize("case", ["no statistics", "all sums"])
+def test_a_team_does_not_meet_between_its_products(compiled, case):
+    consumers, lines = compiled[case]
+    products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
+    assert consumers == 2
+    assert len(products) > 20
+    assert not [i for i, _ in meetings(lines) if products[0] < i < products[-1]]
