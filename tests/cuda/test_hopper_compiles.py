@@ -30,11 +30,11 @@ from scaledot.backends.cuda.hopper.launch import Config, config_for
 
 POINTERS = {"lse", "statistics", "squares", "key_squares", "sinks", "head_scale"}
 
-def ptx_of(dtype, width, keys, values, moments, causal, packed, squares):
+def ptx_of(dtype, width, keys, values, moments, causal, packed, window, squares):
     config = config_for(width, keys, values=values, moments=moments, causal=causal)
     chosen = dict(zip((name.upper() for name in Config._fields), config))
     chosen |= dict(D=width, V=width, VALUES=values, STATISTICS=moments is not None)
-    chosen |= dict(MOMENTS=moments or "none", RIGHT=causal, LEFT=False, LENGTHS=False)
+    chosen |= dict(MOMENTS=moments or "none", RIGHT=causal, LEFT=window, LENGTHS=window)
     chosen |= dict(PACKED=packed, SINKS=False, FACTOR="no", SOFTCAP=False, NARROW=False)
     chosen |= dict(SQUARES=squares)
     team = 128 if config.consumers == 2 else 64
@@ -65,10 +65,11 @@ print(json.dumps([ptx_of(*case) for case in json.loads(sys.argv[1])]))
 """
 
 CASES = {
-    "no statistics": ("bf16", 128, 4096, True, None, True, False, "no"),
-    "all sums": ("bf16", 256, 4096, True, "all", True, False, "both"),
-    "float16, packed": ("fp16", 64, 4096, True, "all", True, True, "query"),
-    "three consumers": ("bf16", 128, 16384, False, "none", False, False, "query"),
+    "no statistics": ("bf16", 128, 4096, True, None, True, False, False, "no"),
+    "all sums": ("bf16", 256, 4096, True, "all", True, False, False, "both"),
+    "float16, packed": ("fp16", 64, 4096, True, "all", True, True, False, "query"),
+    "window, lengths": ("bf16", 64, 4096, True, "all", True, False, True, "query"),
+    "three consumers": ("bf16", 128, 16384, False, "none", False, False, False, "query"),
 }
 
 
@@ -110,3 +111,18 @@ def test_a_team_does_not_meet_between_its_products(compiled, case):
     assert consumers == 2
     assert len(products) > 20
     assert not [i for i, _ in meetings(lines) if products[0] < i < products[-1]]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "three consumers"])
+def test_a_team_does_not_meet_while_one_has_the_turn(compiled, case):
+    """The others would wait for it to pass the turn on, and it for them."""
+    _, lines = compiled[case]
+    met = {i for i, _ in meetings(lines)}
+    has_turn, turns = False, 0
+    for i, line in enumerate(lines):
+        if re.search(r"bar\.sync %r\d+, 256", line):
+            has_turn, turns = True, turns + 1
+        elif re.search(r"bar\.arrive %r\d+, 256", line):
+            has_turn = False
+        assert not (has_turn and i in met), line
+    assert turns or case == "all sums"  # which has none

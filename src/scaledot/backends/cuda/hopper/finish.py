@@ -7,6 +7,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     INFINITY,
     LN2,
     LOG2E,
+    SLACK,
     by_row,
     narrow,
 )
@@ -128,11 +129,11 @@ def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
     out = out | (gl.sum(acc * 0.0, 1) != 0.0)  # 0 times a number that is not finite is NaN
     if plan.MOMENTS == "all":
         # Scores that lie far above the pivot and close together: their variance is lost beside
-        # the square of their distance.
+        # the square of their distance. With care it is no more than the slack.
         n = (high - low).to(gl.float32)
         a = gl.convert_layout(gl.sum(sums.a, 1), layout)
         b = gl.convert_layout(gl.sum(sums.b, 1), layout)
-        out = out | ((a > n) & (b * n - a * a < b * n * 0.03))
+        out = out | ((a > n * SLACK) & (b * n - a * a < b * n * 0.03))
     return gl.where(out & (row < tile.queries) & (low < high), 1, 0)
 
 

@@ -92,7 +92,7 @@ def consume(call, pipe, WHO: gl.constexpr):
             wait_for_values(pipe, step, who, plan)
             hand_back_values(step, plan)
         else:
-            hand_back_values(careful, plan)
+            hand_back_values(careful, plan)  # of no other step: one each time
         step += 1
         if plan.STEADY and not plan.TOGETHER and careful == 0:
             missed = agreed(one_per_thread(warps) + missed, plan)

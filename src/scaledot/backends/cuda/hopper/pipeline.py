@@ -52,7 +52,8 @@ class Pipe:
 
 @gluon.jit
 def new_pipe(plan, q_desc, k_desc, v_desc):
-    gl.static_assert(plan.STAGES <= 2, "the next number of a barrier is taken")
+    gl.static_assert(plan.STAGES == 2, "a loader is one step ahead, and barriers are numbered so")
+    gl.static_assert(plan.CONSUMERS == 2 or plan.CONSUMERS == 3, "one team, or three")
     D: gl.constexpr = plan.D
     V: gl.constexpr = plan.V
     KEYS: gl.constexpr = plan.KEYS

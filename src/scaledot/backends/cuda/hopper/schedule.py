@@ -37,7 +37,7 @@ class Plan:
     LENGTHS: gl.constexpr  # a batch entry has a number of keys of its own
     PACKED: gl.constexpr  # the one batch entry holds sequences
     SINKS: gl.constexpr
-    FACTOR: gl.constexpr  # scores are scaled one by one: "no", "head", "log_n"
+    FACTOR: gl.constexpr  # scores are scaled one by one: "no", "head", "row", "log_n"
     SOFTCAP: gl.constexpr
     NARROW: gl.constexpr  # value's width is less than V
     SQUARES: gl.constexpr  # of the "query"'s rows are wanted, of "both" query and keys, or "no"
@@ -330,6 +330,8 @@ class Call:
             block -= first_query // plan.ROWS + low
         row = block * plan.ROWS
         offset = self.bottom_right * (keys - queries)
+        if plan.PACKED:  # before the first sequence: no row is inside
+            queries = gl.where(row < 0, row, queries)
         last_row = gl.minimum(row + plan.ROWS, queries) - 1
         first = entry * 0
         stop = keys

@@ -51,7 +51,7 @@ def _square_all(call, pipe):
                     first = gl.minimum(gl.maximum(back - LATER, 0) * PART, plan.ROWS)
                     stop = gl.minimum(gl.maximum(back - LATER + 1, 0) * PART, plan.ROWS)
                     if back == number - 1:
-                        stop = plan.ROWS + first * 0
+                        stop = plan.ROWS + first * 0  # no constant, which a branch cannot give
                     _square_query(call, tile, first, stop, pipe)
                     hand_back_keys(step, 1, plan)
                     step += 1

@@ -102,7 +102,7 @@ def take(call, pipe, step, who):
         queries,
         keys,
         first_query,
-        first_query,
+        first_query,  # where keys begin is for those who load them
         call.bottom_right * (keys - queries),
         start,
         full_start,
