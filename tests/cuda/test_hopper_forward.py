@@ -65,11 +65,13 @@ def kernels(monkeypatch):
     return made
 
 
-def problem(queries=70, keys=130, groups=HEADS, dtype=torch.bfloat16, values=True, **words):
+def problem(
+    queries=70, keys=130, groups=HEADS, dtype=torch.bfloat16, values=True, width=WIDTH, **words
+):
     """Heads as views of [B, T, H, D]."""
 
     def draw(tokens, heads):
-        return torch.zeros(2, tokens, heads, WIDTH, dtype=dtype).transpose(1, 2)
+        return torch.zeros(2, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
     words = {name: word() if callable(word) else word for name, word in words.items()}
     value = draw(keys, groups) if values else None
@@ -177,6 +179,32 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
     for _, measured in calls:
         assert (measured.rows is not None) == per_row
         assert not per_row or measured.rows.shape[0] == len(ROW_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"keys": 130}, 130 // 64 + 1),  # a number for each tile of keys
+        ({"keys": 130, "groups": 2, "is_causal": True}, 130 // 64 + 1),
+        ({"keys": 130, "values": False}, 130 // 128 + 1),
+        ({"keys": 131}, None),  # not those of the rows' own places
+        ({"keys": 130, "key_lengths": lambda: torch.tensor([5, 7])}, None),
+        ({"keys": 130, "width": 128}, None),
+        ({"keys": 64 * 257, "queries": 64 * 257, "is_causal": True}, None),  # too many to sum
+    ],
+)
+def test_wide_keys_are_squared_in_the_pass(kernels, words, told):
+    """The squares of the others are launched apart, or are the summary's where lengths count."""
+    forward(problem(**{"queries": 130, "width": 256, **words}))
+    the_pass, beside, *_, heads = kernels
+    ((_, of_pass),), ((_, of_heads),) = the_pass.searched, heads.searched
+    assert of_pass["SQUARES"] == ("query" if told is None else "both")
+    assert bool(beside.searched) == (told is None and "key_lengths" not in words)
+    if told is not None:
+        groups = words.get("groups", HEADS)
+        assert of_pass["key_squares"].numel() == 2 * groups * told
+        assert of_heads["key_squares_ptr"].data_ptr() == of_pass["key_squares"].data_ptr()
+        assert of_heads["parts"].key_chunks == told
 
 
 @pytest.mark.parametrize("values", [True, False])
