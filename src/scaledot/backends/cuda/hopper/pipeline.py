@@ -185,7 +185,9 @@ def one_each(warps):
 
 @gluon.jit
 def _named_barrier(number, text: gl.constexpr):
-    gl.inline_asm_elementwise(text, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise(
+        text, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.constexpr_function
