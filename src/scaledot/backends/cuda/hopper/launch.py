@@ -38,8 +38,9 @@ class Config(NamedTuple):
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums: each within 1 % of the fastest that was
-    measured (`python -m benchmarks.kernels` looks again).
+    """By the widest of the tensors and what the pass sums: each within 1 % of the fastest of a
+    search, most of them before two consumers shared their code (`python -m benchmarks.kernels`
+    looks again).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
@@ -112,6 +113,7 @@ def forward(
         causal=settings.right is not None,
     )
     tile_rows = 64 * config.consumers
+    team = 128 if config.consumers == 2 else 64  # rows, as Plan has it
     packed = inputs.cu_seqlens_q is not None
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
     blocks = -(-queries // tile_rows) + sequences
@@ -173,13 +175,12 @@ def forward(
         "no" if squares is None else "query" if key_squares is None else "both",
     )
     described = (
-        _describe(query, [1, 1, 128 if config.consumers == 2 else 64, d]),
+        _describe(query, [1, 1, team, d]),
         _describe(key, [1, 1, config.keys, d]),
         _describe(value, [1, 1, config.keys, v]),
     )
     named = dict(zip(attend.arg_names, (*described, *arguments, *constants), strict=True))
-    num_warps = 8 if config.consumers == 2 else 4  # of the first team
-    launches.launch(attend, programs, query, named, num_warps=num_warps)
+    launches.launch(attend, programs, query, named, num_warps=team // 16)
     read = query, key, value, sinks, head_scale
     return Passed(lse, rows, squares, key_squares, tile_rows, read)
 
