@@ -154,6 +154,8 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
     if long:
         gram_at_once(monkeypatch)
         monkeypatch.setattr(moments, "block_for", lambda keys, width: 64)
+        monkeypatch.setattr(summary, "FEW_ROWS", 0)
+        monkeypatch.setattr(summary, "_cut", summary._cut.__wrapped__)
     calls = [forward(problem(**words), per_row=per_row) for _ in range(3)]
     assert any(replay._known.values())
     addresses = [
@@ -164,7 +166,8 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
     whole = matrices and not {"is_causal", "key_lengths"} & set(words)  # rows see every key
     blocks = matrices and not whole
     squares = not matrices and "key_lengths" not in words
-    made = [True, squares, matrices, *[blocks] * 2, *[whole] * 2, True, True]
+    chunks = long or "key_lengths" in words
+    made = [True, squares, matrices, *[blocks] * 2, *[whole] * 2, chunks, True]
     assert [bool(kernel.searched) for kernel in kernels] == made
     used = [kernel for kernel in kernels if kernel.searched]
     assert_each_waits_for_all_before([kernel.searched[0][1] for kernel in used])
@@ -184,16 +187,16 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ({"keys": 130}, 130 // 64 + 1),  # a number for each tile of keys
-        ({"keys": 130, "groups": 2, "is_causal": True}, 130 // 64 + 1),
-        ({"keys": 130, "values": False}, 130 // 128 + 1),
+        ({"keys": 130}, 2 * (130 // 64 + 1)),  # a number for each half of a tile of keys
+        ({"keys": 130, "groups": 2, "is_causal": True}, 2 * (130 // 64 + 1)),
+        ({"keys": 130, "values": False}, 2 * (130 // 128 + 1)),
         ({"keys": 131}, None),  # not those of the rows' own places
         ({"keys": 130, "key_lengths": lambda: torch.tensor([5, 7])}, None),
-        ({"keys": 130, "width": 128}, None),
-        ({"keys": 64 * 257, "queries": 64 * 257, "is_causal": True}, None),  # too many to sum
+        ({"keys": 130, "width": 128}, 2 * (130 // 128 + 1)),
+        ({"keys": 64 * 129, "queries": 64 * 129, "is_causal": True}, None),  # too many to sum
     ],
 )
-def test_wide_keys_are_squared_in_the_pass(kernels, words, told):
+def test_which_keys_are_squared_in_the_pass(kernels, words, told):
     """The squares of the others are launched apart, or are the summary's where lengths count."""
     forward(problem(**{"queries": 130, "width": 256, **words}))
     the_pass, beside, *_, heads = kernels

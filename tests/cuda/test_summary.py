@@ -366,3 +366,33 @@ def test_a_program_measures_several_tiles_where_there_are_many(device, monkeypat
     cut = summary._cut(inputs.query.shape, inputs.key.shape, None, True, 0)
     assert cut.parts[0] == chunks
     assert_same(summary.summarise(planes, inputs), expected(planes, inputs))
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 2, 1, 2050, 7, 3)])
+def test_few_rows_are_measured_without_a_launch_before(device, monkeypatch, shape, sinks, few):
+    """Squares told: with several warps a head, or in chunks where the rows are not few."""
+    monkeypatch.setattr(summary, "FEW_ROWS", shape[3] if few else shape[3] - 1)
+    monkeypatch.setattr(summary, "_cut", summary._cut.__wrapped__)
+    sink = torch.randn(1, shape[1]).to(device) if sinks else None
+    inputs = make_inputs(device, shape, sinks=sink)
+    planes = make_planes(device, shape)
+    cut = summary._cut(inputs.query.shape, inputs.key.shape, None, False, 1)
+    assert bool(cut.chunk_programs) != few
+    assert cut.head_warps == (
+        1 if not few else 16 if shape[3] > 2048 else 4 + 4 * (shape[3] > 1024)
+    )
+    found = summary.summarise(planes, inputs, row_squares(inputs), sums_of_keys(inputs, 16))
+    assert_same(found, expected(planes, inputs))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_few_rows_whose_squares_left_float32(device, size):
+    shape = (2, 4, 2, 300, 41, 24)
+    inputs = make_inputs(device, shape)
+    inputs = inputs._replace(query=inputs.query * size, key=inputs.key / size)
+    inputs.key[1, 0, 30, 3] = math.inf
+    planes = make_planes(device, shape)
+    found = summary.summarise(planes, inputs, row_squares(inputs), sums_of_keys(inputs, 16))
+    assert_same(found, expected(planes, inputs))

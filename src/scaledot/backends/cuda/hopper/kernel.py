@@ -42,7 +42,7 @@ from scaledot.backends.cuda.hopper.pipeline import (
 from scaledot.backends.cuda.hopper.producer import load_keys, load_values
 from scaledot.backends.cuda.hopper.schedule import Call, Plan
 from scaledot.backends.cuda.hopper.softmax import of_product
-from scaledot.backends.cuda.hopper.squares import square
+from scaledot.backends.cuda.hopper.squares import square_0, square_1
 from scaledot.backends.cuda.hopper.tasks import take, tell_missed
 from scaledot.backends.cuda.hopper.walk import Rows, attend_keys, measure_keys, row_factor
 
@@ -262,10 +262,11 @@ def attend(
                 (consume_0, (call, pipe)),
                 (load_keys, (call, pipe, q_desc, k_desc)),
                 (load_values, (call, pipe, v_desc)),
-                (square, (call, pipe)),
+                (square_0, (call, pipe)),
+                (square_1, (call, pipe)),
             ],
-            [1, 1, 1],
-            [24, 24, 24],
+            [1, 1, 1, 1],
+            [24, 24, 24, 24],
         )
     else:
         gl.warp_specialize(
@@ -275,8 +276,9 @@ def attend(
                 (consume_2, (call, pipe)),
                 (load_keys, (call, pipe, q_desc, k_desc)),
                 (load_values, (call, pipe, v_desc)),
-                (square, (call, pipe)),
+                (square_0, (call, pipe)),
+                (square_1, (call, pipe)),
             ],
-            [4, 4, 1, 1, 1],
-            [160, 160, 32, 32, 32],
+            [4, 4, 1, 1, 1, 1],
+            [160, 160, 32, 32, 32, 32],
         )

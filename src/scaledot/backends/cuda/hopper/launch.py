@@ -120,7 +120,7 @@ def forward(
     programs = min(blocks * batch * heads, _multiprocessors(query.device.index))
     key_squares = None
     if moments == "all" and statistics and _squares_keys(inputs, config):
-        tiles = -(-keys // config.keys)
+        tiles = 2 * -(-keys // config.keys)
         key_squares = launches.room(query, batch * groups * tiles, torch.float32)
     sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
     strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
@@ -186,13 +186,12 @@ def forward(
 
 
 def _squares_keys(inputs: Inputs, config: Config) -> bool:
-    """Whether the pass does: each tile of rows the keys of its own place, which some row sees. One
-    warp has them so long that narrow ones are better squared beside the pass."""
+    """Whether the pass does: each tile of rows the keys of its own place, which some row sees."""
     keys = inputs.key.shape[2]
     counted = inputs.key_lengths is None and inputs.cu_seqlens_k is None
-    if inputs.key.shape[3] <= 128 or not counted or keys != inputs.query.shape[2]:
+    if not counted or keys != inputs.query.shape[2]:
         return False
-    return -(-keys // config.keys) <= MAX_CHUNKS
+    return 2 * -(-keys // config.keys) <= MAX_CHUNKS
 
 
 def planes_of(moments: str) -> int:

@@ -122,8 +122,8 @@ def hand_back_values(step, plan):
 
 @gluon.constexpr_function
 def key_readers(plan):
-    """Threads: consumers, the warp that loads, the one that squares."""
-    return 128 * plan.CONSUMERS + 32 + (0 if plan.SQUARES == "no" else 32)
+    """Threads: consumers, the warp that loads, the two that square."""
+    return 128 * plan.CONSUMERS + 32 + (0 if plan.SQUARES == "no" else 64)
 
 
 @gluon.constexpr_function

@@ -1,7 +1,8 @@
-"""A warp that sums the squares of query and keys while they are in shared memory.
+"""Two warps that sum the squares of query and keys while they are in shared memory, half each.
 
 In the consumers these sums took up to a tenth of a call: what is computed once for each tile of
-rows has to be fetched anew each time, instruction by instruction.
+rows has to be fetched anew each time, instruction by instruction. One warp alone hands keys back so
+late that the next come late. A partition each: one of two warps would need a named barrier.
 """
 
 from triton.experimental import gluon
@@ -19,22 +20,29 @@ from scaledot.backends.cuda.hopper.tasks import missed_rounds
 
 LINE = gl.constexpr(64)  # entries of 128 bytes: a row of a block of columns, swizzled within itself
 AT_ONCE = gl.constexpr(4)  # rows: 16 bytes a thread
-PART = gl.constexpr(32)  # rows of the query with each tile of keys
+PART = gl.constexpr(16)  # rows of the query that a warp takes with each tile of keys
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
 
 
 @gluon.jit
-def square(call, pipe):
+def square_0(call, pipe):
     if call.plan.SQUARES != "no":
-        _square_all(call, pipe)
+        _square_half(call, pipe, 0)
 
 
 @gluon.jit
-def _square_all(call, pipe):
+def square_1(call, pipe):
+    if call.plan.SQUARES != "no":
+        _square_half(call, pipe, 1)
+
+
+@gluon.jit
+def _square_half(call, pipe, HALF: gl.constexpr):
     """It reads every tile of keys as a consumer does, most of them without a look."""
     plan = call.plan
     # A diagonal's keys come first: no part of the query with them, so that none is kept for long.
     LATER: gl.constexpr = plan.ROWS // plan.KEYS if plan.SQUARES == "both" and plan.RIGHT else 0
+    ROWS: gl.constexpr = plan.ROWS // 2
     step = 0
     careful = 0
     missed = -1
@@ -47,12 +55,12 @@ def _square_all(call, pipe):
                 for back in range(number):
                     wait_full(pipe.k_full, step, plan)
                     if plan.SQUARES == "both":
-                        _square_keys(call, tile, tile.stop - 1 - back, pipe, step)
-                    first = gl.minimum(gl.maximum(back - LATER, 0) * PART, plan.ROWS)
-                    stop = gl.minimum(gl.maximum(back - LATER + 1, 0) * PART, plan.ROWS)
+                        _square_keys(call, tile, tile.stop - 1 - back, pipe, step, HALF)
+                    first = gl.minimum(gl.maximum(back - LATER, 0) * PART, ROWS)
+                    stop = gl.minimum(gl.maximum(back - LATER + 1, 0) * PART, ROWS)
                     if back == number - 1:
-                        stop = plan.ROWS + first * 0  # no constant, which a branch cannot give
-                    _square_query(call, tile, first, stop, pipe)
+                        stop = ROWS + first * 0  # no constant, which a branch cannot give
+                    _square_query(call, tile, HALF * ROWS + first, HALF * ROWS + stop, pipe)
                     hand_back_keys(step, 1, plan)
                     step += 1
         wait_full(pipe.k_full, step, plan)
@@ -80,20 +88,21 @@ def _square_query(call, tile, first, stop, pipe):
 
 
 @gluon.jit
-def _square_keys(call, tile, j, pipe, step):
-    """Of tile j of the keys one sum, if it lies where the rows do; by the first head that shares
-    it."""
+def _square_keys(call, tile, j, pipe, step, HALF: gl.constexpr):
+    """Of half of tile j of the keys one sum, if it lies where the rows do; by the first head that
+    shares it."""
     plan = call.plan
     mine = (j * plan.KEYS // plan.ROWS == tile.row // plan.ROWS) & (tile.careful == 0)
     if mine & (tile.head % call.group == 0):
         k = in_lines(pipe.k.index(step % plan.STAGES), plan.KEYS * plan.D)
         squares = gl.zeros([AT_ONCE, LINE], gl.float32, LAYOUT)
-        for i in range(0, plan.KEYS * plan.D // (AT_ONCE * LINE), 2):
+        LINES: gl.constexpr = plan.KEYS * plan.D // (AT_ONCE * LINE) // 2
+        for i in range(HALF * LINES, (HALF + 1) * LINES, 2):
             one = k.index(i).load(LAYOUT).to(gl.float32)
             other = k.index(i + 1).load(LAYOUT).to(gl.float32)
             squares += one * one + other * other
         head = (tile.batch * call.heads + tile.head) // call.group
-        at = head.to(gl.int64) * gl.cdiv(call.keys, plan.KEYS) + j
+        at = (head.to(gl.int64) * gl.cdiv(call.keys, plan.KEYS) + j) * 2 + HALF
         gl.store(call.key_squares + at, gl.sum(gl.sum(squares, 1), 0))
 
 

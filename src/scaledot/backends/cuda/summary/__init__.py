@@ -8,6 +8,8 @@ float64; no atomics, so the same rows give the same bits.
 Where the forward kernel left the squares of the query's rows (`squares`), the query is not read,
 and where it, the moments' kernels or `square_keys` left those of the keys (`key_squares`), neither
 are the keys; in a head where their sum left float32, the second launch reads its entries after all.
+Where both are known and a head's rows are few, its program of the second launch measures them, and
+there is no first.
 """
 
 import functools
@@ -31,6 +33,7 @@ ROWS = 256  # rows that a program measures at a time: two a thread
 # Such tiles of one program: to merge the threads' states takes as long as to read two tiles. But
 # the multiprocessors of an H200 hold so many programs at once.
 ROW_TILES, HELD = (4, 2), 512
+FEW_ROWS = 4096  # of a head: one program has measured them before two launches would have
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
 TILES = 4  # such tiles of one program: 32 KiB of bfloat16
 
@@ -78,7 +81,7 @@ def fill(
     key_squares: Tensor | None = None,
     soon: bool = False,
 ) -> None:
-    """The two launches of `summarise`. soon: they may be made while the one before them runs."""
+    """The launches of `summarise`. soon: they may be made while the one before them runs."""
     query, key, ends_q = inputs.query, inputs.key, inputs.cu_seqlens_q
     assert statistics.is_contiguous()
     assert statistics.shape[0] >= PLANES
@@ -94,29 +97,25 @@ def fill(
     rows = Rows(statistics, squares, cut.plane)
     queries = _tokens(query, ends_q, None)
     keys = _tokens(key, inputs.cu_seqlens_k, inputs.key_lengths)
-    parts = Parts(launches.room(query, cut.numbers, torch.float64), *cut.parts)
-    first: dict[str, Any] = {
+    room = launches.room(query, cut.numbers, torch.float64) if cut.chunk_programs else None
+    both: dict[str, Any] = {
         "rows": rows,
         "query": queries,
         "key": keys,
         "sinks": numbers_of(inputs.sinks),
-        "parts": parts,
-        **cut.for_chunks,
+        "parts": Parts(room, *cut.parts),
         "SOON": soon,
     }
-    second: dict[str, Any] = {
-        "rows": rows,
-        "query": queries,
-        "key": keys,
-        "key_squares_ptr": key_squares,
-        "parts": parts,
-        "floats_ptr": floats,
-        "counts_ptr": counts,
-        **cut.for_heads,
-        "SOON": soon,
-    }
-    launches.launch(chunks_kernel, cut.chunk_programs, query, first, num_warps=4, launch_pdl=soon)
-    launches.launch(heads_kernel, cut.head_programs, query, second, num_warps=1, launch_pdl=soon)
+    second = {"key_squares_ptr": key_squares, "floats_ptr": floats, "counts_ptr": counts}
+    if cut.chunk_programs:
+        words = both | cut.for_chunks
+        launches.launch(
+            chunks_kernel, cut.chunk_programs, query, words, num_warps=4, launch_pdl=soon
+        )
+    words = both | second | cut.for_heads
+    launches.launch(
+        heads_kernel, cut.head_programs, query, words, num_warps=cut.head_warps, launch_pdl=soon
+    )
 
 
 def _tokens(tensor: Tensor, ends: Tensor | None, lengths: Tensor | None) -> Tokens:
@@ -127,8 +126,9 @@ def _tokens(tensor: Tensor, ends: Tensor | None, lengths: Tensor | None) -> Toke
 class Cut(NamedTuple):
     """How the work is shared out, as kernels take it."""
 
-    chunk_programs: int
+    chunk_programs: int  # 0: no first launch
     head_programs: int
+    head_warps: int
     plane: int  # numbers of one plane
     numbers: int  # that the first launch leaves
     parts: tuple[int, ...]  # the fields of Parts after its pointer
@@ -156,9 +156,15 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
     row_programs = entries * heads * row_chunks
     query_programs = entries * heads * query_chunks
     key_programs = 0 if told else entries * groups * key_chunks
+    head_warps, rows = 1, 0
+    if told and not read and queries <= FEW_ROWS:
+        head_warps = min(max(_power_of_two(queries) // ROWS, 4), 16)
+        rows = ROWS // 4 * head_warps
+        row_programs = 0
     return Cut(
         chunk_programs=row_programs + query_programs + key_programs,
         head_programs=entries * heads,
+        head_warps=head_warps,
         plane=batch * heads * queries,
         numbers=row_programs * FIELDS.value + 2 * (query_programs + key_programs),
         parts=(row_chunks, query_chunks, told or key_chunks, row_programs, query_programs),
@@ -166,6 +172,7 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
         for_heads={
             "heads_of_all": entries * heads,
             "repeats": heads // max(groups, 1),
+            "ROWS": rows,
             "ROW_CHUNKS": _power_of_two(row_chunks),
             "QUERY_CHUNKS": _power_of_two(query_chunks),
             "KEY_CHUNKS": _power_of_two(told or key_chunks),

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from scaledot.backends.cuda.launching import enter
-from scaledot.backends.cuda.summary.places import first_of, place_of, span_of
-from scaledot.backends.cuda.summary.rows import FIELDS, add_rows, merged, no_rows, store_chunk
+from scaledot.backends.cuda.summary.places import place_of
+from scaledot.backends.cuda.summary.rows import FIELDS, measure_rows, merged, store_chunk
 from scaledot.backends.cuda.summary.squares import sum_squares
 
 
@@ -28,7 +28,7 @@ def chunks_kernel(
     pair = program - parts.row_programs
     pair_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64) + pair * 2
     if pair < 0:
-        state = _measure_rows(rows, query, sinks, program, parts.row_chunks, ROWS)
+        state = measure_rows(rows, query, sinks, program, parts.row_chunks, ROWS)
         store_chunk(parts.ptr + program * FIELDS, merged(state))
     elif pair < parts.query_programs:
         entry, head, chunk = place_of(pair, query.heads, parts.query_chunks)
@@ -45,19 +45,3 @@ def chunks_kernel(
         )
         tl.store(pair_ptr, total)
         tl.store(pair_ptr + 1, number)
-
-
-@triton.jit
-def _measure_rows(rows, query, sinks, program, chunks, ROWS: tl.constexpr):
-    """Chunk c of n takes the tiles c, c + n, c + 2n ... of its head's rows."""
-    entry, head, chunk = place_of(program, query.heads, chunks)
-    start, stop = span_of(query, entry)
-    first_row = first_of(query, entry, head)
-    sink = None
-    if sinks.ptr is not None:
-        sink = tl.load(sinks.ptr + entry * sinks.stride_b + head * sinks.stride_h)
-    state = no_rows(ROWS)
-    for row in range(start + chunk * ROWS, stop, chunks * ROWS):
-        places = row + tl.arange(0, ROWS)
-        state = add_rows(state, rows, first_row + places, places < stop, sink)
-    return state

@@ -1,4 +1,4 @@
-"""The second launch: one program a head merges its chunks, divides, and writes the vitals."""
+"""One program a head merges its chunks, or measures its rows, divides, and writes the vitals."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.summary.places import place_of
-from scaledot.backends.cuda.summary.rows import FIELDS, load_chunks, merged
+from scaledot.backends.cuda.summary.rows import FIELDS, load_chunks, measure_rows, merged
 from scaledot.backends.cuda.summary.squares import sum_squares, trusted
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 
@@ -50,12 +50,14 @@ def heads_kernel(
     rows,
     query,
     key,
+    sinks,
     key_squares_ptr,
     parts,
     floats_ptr,
     counts_ptr,
     heads_of_all,
     repeats,
+    ROWS: tl.constexpr,
     ROW_CHUNKS: tl.constexpr,
     QUERY_CHUNKS: tl.constexpr,
     KEY_CHUNKS: tl.constexpr,
@@ -63,16 +65,20 @@ def heads_kernel(
     WIDTH: tl.constexpr,
     SOON: tl.constexpr,
 ):
-    """floats_ptr, counts_ptr: [fields, entries, heads]; repeats: query heads of a key head."""
+    """floats_ptr, counts_ptr: [fields, entries, heads]; repeats: query heads of a key head. ROWS:
+    measured at a time, where nobody has yet."""
     if SOON:
         enter(LAST=True)
     place = tl.program_id(0).to(tl.int64)  # entry * heads + head
-    offs_chunk = tl.arange(0, ROW_CHUNKS)
-    chunks_ptr = parts.ptr + (place * parts.row_chunks + offs_chunk) * FIELDS
-    head = merged(load_chunks(chunks_ptr, offs_chunk < parts.row_chunks))
+    if ROWS:
+        head = merged(measure_rows(rows, query, sinks, place, 1, ROWS))
+    else:
+        offs_chunk = tl.arange(0, ROW_CHUNKS)
+        chunks_ptr = parts.ptr + (place * parts.row_chunks + offs_chunk) * FIELDS
+        head = merged(load_chunks(chunks_ptr, offs_chunk < parts.row_chunks))
 
-    pairs_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64)
     if rows.squares_ptr is None:
+        pairs_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64)
         q_total, q_number = _sum_pairs(pairs_ptr, place, parts.query_chunks, QUERY_CHUNKS)
     else:
         q_total, q_number = head.squares, head.rows * query.width
@@ -81,9 +87,10 @@ def heads_kernel(
             q_total, q_number = sum_squares(
                 query, rows, entry, h, chunk, 1, True, SQUARE_ROWS, WIDTH
             )
-    pairs_ptr += parts.query_programs * tl.cast(2, tl.int64)
     key_head = place // repeats
     if key_squares_ptr is None:
+        pairs_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64)
+        pairs_ptr += parts.query_programs * tl.cast(2, tl.int64)
         k_total, k_number = _sum_pairs(pairs_ptr, key_head, parts.key_chunks, KEY_CHUNKS)
     else:
         offs_chunk = tl.arange(0, KEY_CHUNKS)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from scaledot.backends.cuda.statistics import ROW_PLANES
+from scaledot.backends.cuda.summary.places import first_of, place_of, span_of
 from scaledot.measure import SATURATED_ABOVE
 
 MAX_LOGIT, LSE, ENTROPY, TOP_P, SUM_P2, FIRST_P, COUNT, MEAN, M2 = (
@@ -52,6 +53,22 @@ class Chunk(NamedTuple):
 
 
 FIELDS = tl.constexpr(len(Chunk._fields))
+
+
+@triton.jit
+def measure_rows(rows, query, sinks, program, chunks, ROWS: tl.constexpr):
+    """Chunk c of n takes the tiles c, c + n, c + 2n ... of its head's rows."""
+    entry, head, chunk = place_of(program, query.heads, chunks)
+    start, stop = span_of(query, entry)
+    first_row = first_of(query, entry, head)
+    sink = None
+    if sinks.ptr is not None:
+        sink = tl.load(sinks.ptr + entry * sinks.stride_b + head * sinks.stride_h)
+    state = no_rows(ROWS)
+    for row in range(start + chunk * ROWS, stop, chunks * ROWS):
+        places = row + tl.arange(0, ROWS)
+        state = add_rows(state, rows, first_row + places, places < stop, sink)
+    return state
 
 
 @triton.jit
