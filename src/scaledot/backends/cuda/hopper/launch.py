@@ -38,30 +38,35 @@ class Config(NamedTuple):
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums: each within 1 % of the fastest of a
-    search, most of them before two consumers shared their code (`python -m benchmarks.kernels`
-    looks again).
+    """By the widest of the tensors and what the pass sums: what was fastest where 214 were timed
+    (`python -m benchmarks.kernels` looks again).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
     """
-    quarters = moments in ("none", "edges")
-    config = Config(128, 2, 2, quarters=quarters)
+    narrow, wide = width <= 64, width > 128
+    config = Config(128, 2, 2, quarters=moments in ("none", "edges"))
     if not values:
+        if moments == "all" and wide:
+            return config._replace(quarters=True, order="wpltba", at_once=4, run=8)
         if moments == "all":
-            return config._replace(at_once=2 if width <= 64 else 4, run=8 if width == 128 else 1)
-        if width <= 64 and causal:
+            return config._replace(run=8)
+        if narrow and causal:
             return config._replace(at_once=4)
-        return config._replace(consumers=3 if width <= 128 else 2)
-    if width > 128:
-        return config._replace(keys=64, quarters=False, order="plwtab")
+        return config._replace(consumers=2 if wide else 3)
+    if wide:
+        at_once = 4 if moments == "all" and keys < 8192 else 2
+        return config._replace(keys=64, quarters=False, order="plwtab", at_once=at_once)
     config = config._replace(turns=True, early=moments == "all")
-    if width <= 64 and moments is None:
+    if narrow and moments is None:
         short = causal and keys < 8192
         return config._replace(consumers=2 if short else 3, early=short)
-    if width <= 64 and moments == "none" and keys >= 8192:
+    if narrow and moments == "none" and keys >= 8192:
         return config._replace(consumers=3, early=True, at_once=4)
-    return config._replace(order="wpltba" if moments == "all" else "tlpwab", run=8)
+    if narrow:
+        orders = {"all": "lptwab", "edges": "wpltba", "none": "tlpwab"}
+        return config._replace(order=orders[str(moments)], run=8)
+    return config._replace(quarters=False, run=1 if moments == "all" else 8)
 
 
 class Passed(NamedTuple):
