@@ -7,6 +7,7 @@ import torch
 
 import scaledot
 from scaledot import backends
+from scaledot.backends import torch_sdpa
 
 HEADS = 3
 
@@ -196,3 +197,19 @@ def test_call_that_nobody_serves_gives_every_reason(monkeypatch):
     monkeypatch.setattr(backends, "TABLE", backends.TABLE[:1])
     with pytest.raises(ValueError, match=r"no backend serves this call: torch: .*softcap"):
         scaledot.attention(*tensors(), softcap=5.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ours"),
+    [
+        ((16, 8, 1024, 256), True),
+        ((16, 8, 896, 256), False),
+        ((4, 8, 1024, 256), False),  # too few rows to keep a GPU busy
+        ((1, 8, 2048, 64), True),
+    ],
+)
+def test_short_sequences_go_to_cudnn_on_a_hopper_gpu(monkeypatch, shape, ours):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    query = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    reason = torch_sdpa._gpu_reason(query, query, query)
+    assert reason == ("our kernel is faster from this length on" if ours else None)
