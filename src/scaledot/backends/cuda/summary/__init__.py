@@ -29,10 +29,11 @@ from scaledot.backends.cuda.summary.rows import FIELDS, Rows
 from scaledot.backends.inputs import Inputs
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 
-ROWS = 256  # rows that a program measures at a time: two a thread
-# Such tiles of one program: to merge the threads' states takes as long as to read two tiles. But
-# the multiprocessors of an H200 hold so many programs at once.
-ROW_TILES, HELD = (4, 2), 512
+EACH = 4  # rows that a thread reads at a time
+ROWS = 128 * EACH  # so a program of four warps
+# Such tiles of one program: to gather what the threads know takes as long as to read one. But the
+# multiprocessors of an H200 hold so many programs at once.
+ROW_TILES, HELD = (2,), 512
 FEW_ROWS = 4096  # of a head: one program has measured them before two launches would have
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
 TILES = 4  # such tiles of one program: 32 KiB of bfloat16
@@ -143,7 +144,7 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
     groups, keys = key[1:3]
     entries = batch if sequences is None else sequences
     width_block = _power_of_two(width)
-    square_rows = min(max(ENTRIES // width_block, 1), ROWS)
+    square_rows = min(max(ENTRIES // width_block, 1), 256)
     sharing = sequences or 1  # one batch entry
     row_chunks = _chunks(queries, ROWS, sharing)
     for tiles in ROW_TILES:
@@ -156,10 +157,9 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
     row_programs = entries * heads * row_chunks
     query_programs = entries * heads * query_chunks
     key_programs = 0 if told else entries * groups * key_chunks
-    head_warps, rows = 1, 0
+    head_warps = 1
     if told and not read and queries <= FEW_ROWS:
-        head_warps = min(max(_power_of_two(queries) // ROWS, 4), 16)
-        rows = ROWS // 4 * head_warps
+        head_warps = min(max(_power_of_two(queries) // 256, 4), 16)
         row_programs = 0
     return Cut(
         chunk_programs=row_programs + query_programs + key_programs,
@@ -168,11 +168,12 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
         plane=batch * heads * queries,
         numbers=row_programs * FIELDS.value + 2 * (query_programs + key_programs),
         parts=(row_chunks, query_chunks, told or key_chunks, row_programs, query_programs),
-        for_chunks={"ROWS": ROWS, "SQUARE_ROWS": square_rows, "WIDTH": width_block},
+        for_chunks={"LANES": 128, "EACH": EACH, "SQUARE_ROWS": square_rows, "WIDTH": width_block},
         for_heads={
             "heads_of_all": entries * heads,
             "repeats": heads // max(groups, 1),
-            "ROWS": rows,
+            "LANES": 0 if row_programs else 32 * head_warps,
+            "EACH": EACH,
             "ROW_CHUNKS": _power_of_two(row_chunks),
             "QUERY_CHUNKS": _power_of_two(query_chunks),
             "KEY_CHUNKS": _power_of_two(told or key_chunks),

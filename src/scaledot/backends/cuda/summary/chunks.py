@@ -5,7 +5,7 @@ import triton.language as tl
 
 from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.summary.places import place_of
-from scaledot.backends.cuda.summary.rows import FIELDS, measure_rows, merged, store_chunk
+from scaledot.backends.cuda.summary.rows import FIELDS, measure_rows, store_chunk
 from scaledot.backends.cuda.summary.squares import sum_squares
 
 
@@ -16,7 +16,8 @@ def chunks_kernel(
     key,
     sinks,
     parts,
-    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
     SQUARE_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     SOON: tl.constexpr,
@@ -28,8 +29,8 @@ def chunks_kernel(
     pair = program - parts.row_programs
     pair_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64) + pair * 2
     if pair < 0:
-        state = measure_rows(rows, query, sinks, program, parts.row_chunks, ROWS)
-        store_chunk(parts.ptr + program * FIELDS, merged(state))
+        measured = measure_rows(rows, query, sinks, program, parts.row_chunks, LANES, EACH)
+        store_chunk(parts.ptr + program * FIELDS, measured)
     elif pair < parts.query_programs:
         entry, head, chunk = place_of(pair, query.heads, parts.query_chunks)
         total, number = sum_squares(

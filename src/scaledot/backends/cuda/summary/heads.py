@@ -57,7 +57,8 @@ def heads_kernel(
     counts_ptr,
     heads_of_all,
     repeats,
-    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
     ROW_CHUNKS: tl.constexpr,
     QUERY_CHUNKS: tl.constexpr,
     KEY_CHUNKS: tl.constexpr,
@@ -65,13 +66,19 @@ def heads_kernel(
     WIDTH: tl.constexpr,
     SOON: tl.constexpr,
 ):
-    """floats_ptr, counts_ptr: [fields, entries, heads]; repeats: query heads of a key head. ROWS:
-    measured at a time, where nobody has yet."""
+    """floats_ptr, counts_ptr: [fields, entries, heads]; repeats: query heads of a key head. LANES:
+    threads that measure rows, 0 where others have."""
     if SOON:
         enter(LAST=True)
     place = tl.program_id(0).to(tl.int64)  # entry * heads + head
-    if ROWS:
-        head = merged(measure_rows(rows, query, sinks, place, 1, ROWS))
+    key_head = place // repeats
+    told = None
+    if key_squares_ptr is not None:  # read before the rows, needed after them
+        offs_chunk = tl.arange(0, KEY_CHUNKS)
+        squares_ptr = key_squares_ptr + key_head * parts.key_chunks + offs_chunk
+        told = tl.load(squares_ptr, offs_chunk < parts.key_chunks, other=0.0)
+    if LANES:
+        head = measure_rows(rows, query, sinks, place, 1, LANES, EACH)
     else:
         offs_chunk = tl.arange(0, ROW_CHUNKS)
         chunks_ptr = parts.ptr + (place * parts.row_chunks + offs_chunk) * FIELDS
@@ -87,15 +94,11 @@ def heads_kernel(
             q_total, q_number = sum_squares(
                 query, rows, entry, h, chunk, 1, True, SQUARE_ROWS, WIDTH
             )
-    key_head = place // repeats
-    if key_squares_ptr is None:
+    if told is None:
         pairs_ptr = parts.ptr + parts.row_programs * tl.cast(FIELDS, tl.int64)
         pairs_ptr += parts.query_programs * tl.cast(2, tl.int64)
         k_total, k_number = _sum_pairs(pairs_ptr, key_head, parts.key_chunks, KEY_CHUNKS)
     else:
-        offs_chunk = tl.arange(0, KEY_CHUNKS)
-        squares_ptr = key_squares_ptr + key_head * parts.key_chunks + offs_chunk
-        told = tl.load(squares_ptr, offs_chunk < parts.key_chunks, other=0.0)
         k_total = tl.sum(told.to(tl.float64), 0)
         k_number = tl.cast(key.tokens, tl.float64) * key.width
         if not trusted(k_total):

@@ -1,4 +1,4 @@
-"""The numbers of rows, and of many rows together: a state that rows join and that merges.
+"""The numbers of rows, and of many rows together: what threads know of theirs, and then all.
 
 The moments of the logits are merged by Chan's rule
 
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What is known of some rows: one vector each, one number each where they are merged."""
+    """What is known of some rows: one number each; one vector each of several chunks."""
 
     top: Any  # the largest logit
     pairs: Any
@@ -55,32 +55,63 @@ class Chunk(NamedTuple):
 FIELDS = tl.constexpr(len(Chunk._fields))
 
 
+class Lanes(NamedTuple):
+    """What each of a program's threads knows of the rows that it has met: one vector each."""
+
+    top: Any
+    pivot: Any  # the mean of one of the rows; from it the others' are counted
+    pairs: Any
+    shift: Any  # sum of n (mean - pivot) over rows of n keys
+    spread: Any  # of n (mean - pivot)^2
+    m2: Any  # from here on as in Chunk
+    variance: Any
+    entropy: Any
+    ratio: Any
+    sum_p2: Any
+    top_p: Any
+    saturated: Any
+    first_p: Any
+    off: Any
+    rows: Any
+    nonfinite: Any
+    several: Any
+    squares: Any
+
+
 @triton.jit
-def measure_rows(rows, query, sinks, program, chunks, ROWS: tl.constexpr):
-    """Chunk c of n takes the tiles c, c + n, c + 2n ... of its head's rows."""
+def measure_rows(rows, query, sinks, program, chunks, LANES: tl.constexpr, EACH: tl.constexpr):
+    """One Chunk. Of n chunks of a head number c takes the tiles c, c + n, c + 2n ... of its rows; a
+    tile has EACH rows for each of LANES threads."""
     entry, head, chunk = place_of(program, query.heads, chunks)
     start, stop = span_of(query, entry)
     first_row = first_of(query, entry, head)
     sink = None
     if sinks.ptr is not None:
         sink = tl.load(sinks.ptr + entry * sinks.stride_b + head * sinks.stride_h)
-    state = no_rows(ROWS)
-    for row in range(start + chunk * ROWS, stop, chunks * ROWS):
-        places = row + tl.arange(0, ROWS)
-        state = add_rows(state, rows, first_row + places, places < stop, sink)
-    return state
+    lanes = _no_rows(rows, LANES)
+    TILE: tl.constexpr = LANES * EACH
+    offs = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    for row in range(start + chunk * TILE, stop, chunks * TILE):
+        places = row + offs
+        lanes = _add_rows(lanes, rows, first_row + places, places < stop, sink)
+    return _gathered(lanes)
 
 
 @triton.jit
-def no_rows(ROWS: tl.constexpr):
-    """The state before any row has come."""
-    zero = tl.zeros([ROWS], tl.float64)
-    return Chunk(zero - float("inf"), *((zero,) * (FIELDS - 1)))
+def _no_rows(rows, LANES: tl.constexpr):
+    """Before any row has come. Sums are float64, what is counted is an integer."""
+    top = tl.full([LANES], -float("inf"), rows.statistics_ptr.dtype.element_ty)
+    zero = tl.zeros([LANES], tl.float64)
+    none = tl.zeros([LANES], tl.int32)
+    return Lanes(top, *((zero,) * 10), none, zero, zero, none, none, none, zero)
 
 
 @triton.jit
-def add_rows(state, rows, offs_row, mask, sink):
-    """Row i of offs_row [ROWS] joins the i-th running state. sink: None where there is none."""
+def _add_rows(lanes, rows, offs_row, mask, sink):
+    """Rows [LANES, EACH] join. sink: None where there is none.
+
+    Numbers of one sign are first summed as they are, EACH of them: to float64 is a long way.
+    """
     row_max = _load_plane(rows, MAX_LOGIT, offs_row, mask)
     row_lse = _load_plane(rows, LSE, offs_row, mask)
     row_entropy = _load_plane(rows, ENTROPY, offs_row, mask)
@@ -88,47 +119,91 @@ def add_rows(state, rows, offs_row, mask, sink):
     row_sum_p2 = _load_plane(rows, SUM_P2, offs_row, mask)
     row_first_p = _load_plane(rows, FIRST_P, offs_row, mask)
     count = _load_plane(rows, COUNT, offs_row, mask)
+    row_mean = _load_plane(rows, MEAN, offs_row, mask)
+    row_m2 = _load_plane(rows, M2, offs_row, mask)
     counted = _counted(row_max, count)
 
     outcomes = count + 1 if sink is not None else count
     several = counted & (outcomes > 1)
     ratio = row_entropy / tl.log(tl.maximum(outcomes, 2.0))
-    off = state.off
+    off = lanes.off
     if sink is not None:
-        off += tl.where(counted, tl.exp(sink - row_lse), 0.0)
-
-    squares = state.squares
+        off += tl.sum(tl.where(counted, tl.exp(sink - row_lse), 0.0), 1).to(tl.float64)
+    squares = lanes.squares
     if rows.squares_ptr is not None:
         row_squares = tl.load(rows.squares_ptr + offs_row, mask, other=0.0)
-        squares += tl.where(counted, row_squares, 0.0)
+        squares += tl.sum(tl.where(counted, row_squares, 0.0), 1).to(tl.float64)
 
-    row_mean = _load_plane(rows, MEAN, offs_row, mask)
-    row_m2 = _load_plane(rows, M2, offs_row, mask)
-    row_mean = tl.where(counted, row_mean, 0.0).to(tl.float64)
-    row_m2 = tl.where(counted, row_m2, 0.0).to(tl.float64)
     number = tl.where(counted, count, 0.0).to(tl.float64)
-    pairs = state.pairs + number
-    share = number / tl.maximum(pairs, 1.0)
-    delta = row_mean - state.mean
+    largest = tl.max(tl.where(counted, row_mean, -float("inf")), 1)
+    fresh = tl.where(largest > -float("inf"), largest, 0.0).to(tl.float64)
+    pivot = tl.where(lanes.pairs > 0.0, lanes.pivot, fresh)
+    delta = tl.where(counted, row_mean, 0.0).to(tl.float64) - pivot[:, None]
+    row_m2 = tl.where(counted, row_m2, 0.0)
 
-    return Chunk(
-        top=tl.maximum(state.top, tl.where(counted, row_max, -float("inf")).to(tl.float64)),
-        pairs=pairs,
-        mean=state.mean + delta * share,
-        m2=state.m2 + (row_m2 + delta * delta * state.pairs * share),
-        variance=state.variance + row_m2 / tl.maximum(number, 1.0),
-        entropy=state.entropy + tl.where(counted, row_entropy, 0.0),
-        ratio=state.ratio + tl.where(several, ratio, 0.0),
-        sum_p2=state.sum_p2 + tl.where(counted, row_sum_p2, 0.0),
-        top_p=state.top_p + tl.where(counted, row_top_p, 0.0),
-        saturated=state.saturated + (counted & (row_top_p > SATURATED)),
-        first_p=state.first_p + tl.where(counted, row_first_p, 0.0),
+    return Lanes(
+        top=tl.maximum(lanes.top, tl.max(tl.where(counted, row_max, -float("inf")), 1)),
+        pivot=pivot,
+        pairs=lanes.pairs + tl.sum(number, 1),
+        shift=lanes.shift + tl.sum(number * delta, 1),
+        spread=lanes.spread + tl.sum(number * delta * delta, 1),
+        m2=lanes.m2 + tl.sum(row_m2, 1).to(tl.float64),
+        variance=lanes.variance + tl.sum(row_m2 / tl.maximum(count, 1.0), 1).to(tl.float64),
+        entropy=lanes.entropy + tl.sum(tl.where(counted, row_entropy, 0.0), 1).to(tl.float64),
+        ratio=lanes.ratio + tl.sum(tl.where(several, ratio, 0.0), 1).to(tl.float64),
+        sum_p2=lanes.sum_p2 + tl.sum(tl.where(counted, row_sum_p2, 0.0), 1).to(tl.float64),
+        top_p=lanes.top_p + tl.sum(tl.where(counted, row_top_p, 0.0), 1).to(tl.float64),
+        saturated=lanes.saturated + _how_many(counted & (row_top_p > SATURATED)),
+        first_p=lanes.first_p + tl.sum(tl.where(counted, row_first_p, 0.0), 1).to(tl.float64),
         off=off,
-        rows=state.rows + counted,
-        nonfinite=state.nonfinite + ((row_max != row_max) | (row_max == float("inf"))),
-        several=state.several + several,
+        rows=lanes.rows + _how_many(counted),
+        nonfinite=lanes.nonfinite + _how_many((row_max != row_max) | (row_max == float("inf"))),
+        several=lanes.several + _how_many(several),
         squares=squares,
     )
+
+
+@triton.jit
+def _how_many(which):
+    return tl.sum(which.to(tl.int32), 1)
+
+
+@triton.jit
+def _gathered(lanes):
+    """One Chunk. All plain sums together, so that the threads meet once for them."""
+    divisor = tl.maximum(lanes.pairs, 1.0)
+    mean = lanes.pivot + lanes.shift / divisor
+    m2 = lanes.m2 + tl.maximum(lanes.spread - lanes.shift * lanes.shift / divisor, 0.0)
+    plain = (lanes.pairs, lanes.pairs * mean, m2)
+    for part in tl.static_range(6, len(lanes)):
+        plain += (lanes[part].to(tl.float64),)
+    plain += (m2 * 0.0,)  # a power of two
+    sums = _parted(tl.sum(_joined(plain), 0))
+    of_all = sums[1] / tl.maximum(sums[0], 1.0)
+    delta = mean - of_all
+    m2 = sums[2] + tl.sum(lanes.pairs * delta * delta, 0)
+    top = tl.max(lanes.top, 0).to(tl.float64)
+    return Chunk(top, sums[0], of_all, m2, *sums[3:-1])
+
+
+@triton.jit
+def _joined(parts):
+    """Vectors [n] as one tensor [n, 2, 2 ...]."""
+    if len(parts) == 1:
+        return parts[0]
+    else:
+        left = _joined(parts[: len(parts) // 2])
+        return tl.join(left, _joined(parts[len(parts) // 2 :]))
+
+
+@triton.jit
+def _parted(x):
+    """The numbers of [2, 2 ...], in the order of `_joined`."""
+    left, right = tl.split(x)
+    if len(x.shape) == 1:
+        return left, right
+    else:
+        return _parted(left) + _parted(right)
 
 
 @triton.jit
@@ -152,7 +227,7 @@ def _load_plane(rows, PLANE: tl.constexpr, offs_row, mask):
 
 @triton.jit
 def merged(state):
-    """A state of vectors as one of numbers. Chan's rule, the common mean found first."""
+    """Chunks as one. Chan's rule, the common mean found first."""
     pairs = tl.sum(state.pairs, 0)
     mean = tl.sum(state.pairs * state.mean, 0) / tl.maximum(pairs, 1.0)
     delta = state.mean - mean
