@@ -147,7 +147,7 @@ def _add_rows(lanes, rows, offs_row, mask, sink):
         pairs=lanes.pairs + tl.sum(number, 1),
         shift=lanes.shift + tl.sum(number * delta, 1),
         spread=lanes.spread + tl.sum(number * delta * delta, 1),
-        m2=lanes.m2 + tl.sum(row_m2, 1).to(tl.float64),
+        m2=lanes.m2 + tl.sum(row_m2.to(tl.float64), 1),
         variance=lanes.variance + tl.sum(row_m2 / tl.maximum(count, 1.0), 1).to(tl.float64),
         entropy=lanes.entropy + tl.sum(tl.where(counted, row_entropy, 0.0), 1).to(tl.float64),
         ratio=lanes.ratio + tl.sum(tl.where(several, ratio, 0.0), 1).to(tl.float64),
