@@ -27,11 +27,11 @@ def scale_of(call):
 
 
 @gluon.jit
-def finish(call, tile, sums, acc, WHO: gl.constexpr):
+def finish(call, tile, sums, acc, NTH: gl.constexpr):
     """From the sums to lse, the planes of statistics.py, and the output."""
     plan = call.plan
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, layout)
+    row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)  # again: cheaper than to keep them all along
     l = gl.convert_layout(gl.sum(sums.l, 1), layout)
     blind = high <= low
@@ -81,16 +81,16 @@ def finish(call, tile, sums, acc, WHO: gl.constexpr):
         gl.store(at + 5 * plane, of_row(first_p, 0.0, blind, broken), mask=inside)
         gl.store(at + 6 * plane, n, mask=inside)
         if plan.MOMENTS == "all":
-            store_moments(call, tile, sums, layout, WHO)
+            store_moments(call, tile, sums, layout, NTH)
     if plan.VALUES:
-        store_output(call, tile, acc, share, blind, WHO)
+        store_output(call, tile, acc, share, blind, NTH)
 
 
 @gluon.jit
-def store_moments(call, tile, sums, layout: gl.constexpr, WHO: gl.constexpr):
+def store_moments(call, tile, sums, layout: gl.constexpr, NTH: gl.constexpr):
     """Mean and m2 of the scores so far; and how many those are, where some will not be summed."""
     plan = call.plan
-    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, layout)
+    row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)
     if plan.MOMENTS == "edges":
         low = gl.minimum(tile.full_stop * plan.KEYS, high)
@@ -112,14 +112,14 @@ def store_moments(call, tile, sums, layout: gl.constexpr, WHO: gl.constexpr):
 
 
 @gluon.jit
-def outgrown(call, tile, sums, acc, WHO: gl.constexpr):
+def outgrown(call, tile, sums, acc, NTH: gl.constexpr):
     """[m]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits.
 
     What is NaN would be NaN again.
     """
     plan = call.plan
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, layout)
+    row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)
     l = gl.convert_layout(gl.sum(sums.l, 1), layout)
     if plan.STATISTICS:
@@ -143,14 +143,14 @@ def of_row(values, empty, blind, broken):
 
 
 @gluon.jit
-def store_output(call, tile, acc, share, blind, WHO: gl.constexpr):
+def store_output(call, tile, acc, share, blind, NTH: gl.constexpr):
     plan = call.plan
     acc = acc * by_row(share, acc)
     if call.some_are_blind(tile):
         acc = gl.where(by_row(blind, acc), 0.0, acc)
     out = side_by_side(narrow(acc, plan.dtype))
     layout: gl.constexpr = out.type.layout
-    row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, gl.SliceLayout(1, layout))
+    row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, gl.SliceLayout(1, layout))
     column = gl.arange(0, plan.V, gl.SliceLayout(0, layout))
     inside = (row < tile.queries)[:, None]
     if plan.NARROW:

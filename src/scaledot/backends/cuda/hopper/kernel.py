@@ -8,10 +8,11 @@ every tile of keys j,
     P_j, sums                softmax.py
     O = alpha O + P_j V_j    on the tensor cores
 
-(walk.py), then store what became of them (finish.py). The product P_(j-1) V_(j-1) is issued behind
-S_j, so a warpgroup asks the tensor cores for two products in a row and then leaves them to the
-other warpgroups while it computes exponentials. The same source gives the kernel without
-statistics, the one with them, and the one for scores alone.
+(walk.py), then store what became of them (finish.py). Two more warps square query and keys for the
+vitals (squares.py). The product P_(j-1) V_(j-1) is issued behind S_j, so a warpgroup asks the
+tensor cores for two products in a row and then leaves them to the other warpgroups while it
+computes exponentials. The same source gives the kernel without statistics, the one with them, and
+the one for scores alone.
 
 Two consumers are one team of eight warps: they run the same instructions, each at its own pace, so
 that those of both fit into the instruction caches. A team has a power of two of warps, so three
@@ -48,16 +49,16 @@ from scaledot.backends.cuda.hopper.walk import Rows, attend_keys, measure_keys, 
 
 
 @gluon.jit
-def consume(call, pipe, WHO: gl.constexpr):
-    """A team: both consumers, or the one of three whose number is WHO."""
+def consume(call, pipe, NTH: gl.constexpr):
+    """The NTH team: both consumers, or one of three. `who` is the consumer of each thread."""
     plan = call.plan
     warps: gl.constexpr = plan.TEAM // 16
     s_layout: gl.constexpr = of_product(plan.TEAM, plan.KEYS)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     zero = gl.zeros([plan.TEAM, plan.KEYS], gl.float32, s_layout)
     columns = gl.arange(0, plan.KEYS, gl.SliceLayout(0, s_layout))
-    q = pipe.q.index(WHO).reshape([plan.TEAM, plan.D])
-    who = consumer_of_thread(WHO, plan)
+    q = pipe.q.index(NTH).reshape([plan.TEAM, plan.D])
+    who = consumer_of_thread(NTH, plan)
     take_turns(who, plan)
     step = 0
     careful = 0
@@ -68,18 +69,18 @@ def consume(call, pipe, WHO: gl.constexpr):
         while there != 0:
             tile, round, there = take(call, pipe, step, who)
             if there != 0:
-                row = tile.row + WHO * plan.TEAM + gl.arange(0, plan.TEAM, row_layout)
+                row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, row_layout)
                 low, high = call.reach(tile, row)
                 factor = row_factor(call, tile, high - low)
                 rows = Rows(call, pipe, q, low, high, factor, columns, zero, who)
                 if plan.VALUES:
-                    sums, acc, step = attend_keys(rows, tile, step, WHO)
+                    sums, acc, step = attend_keys(rows, tile, step, NTH)
                 else:
-                    sums, step = measure_keys(rows, tile, step, WHO)
+                    sums, step = measure_keys(rows, tile, step, NTH)
                     acc = zero
-                finish(call, tile, sums, acc, WHO)
+                finish(call, tile, sums, acc, NTH)
                 if plan.STEADY:
-                    rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, WHO), row_layout)
+                    rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, NTH), row_layout)
                     outgrew = outgrew | (rows_out << (round & 31))
         missed = 0
         if plan.STEADY and careful == 0:

@@ -160,12 +160,12 @@ def last_text(last, number):
 
 
 @gluon.jit
-def consumer_of_thread(WHO: gl.constexpr, plan):
+def consumer_of_thread(NTH: gl.constexpr, plan):
     if plan.TOGETHER:
         layout: gl.constexpr = one_each(plan.TEAM // 16)
         return gl.arange(0, 2 * plan.TEAM, layout) // 128
     else:
-        return one_per_thread(4) + WHO
+        return one_per_thread(4) + NTH
 
 
 @gluon.jit

@@ -177,7 +177,7 @@ def row_factor(call, tile, count):
 
 
 @gluon.jit
-def measure_keys(rows, tile, step, WHO: gl.constexpr):
+def measure_keys(rows, tile, step, NTH: gl.constexpr):
     """The sums of the rows without values, and the steps so far."""
     plan = rows.call.plan
     j = tile.stop - 1
@@ -191,7 +191,7 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
     if plan.MOMENTS == "edges":
         row_layout: gl.constexpr = rows.low.type.layout
         if tile.careful == 0:
-            store_moments(rows.call, tile, sums, row_layout, WHO)
+            store_moments(rows.call, tile, sums, row_layout, NTH)
         sums = without_moments(sums)
     while j >= tile.full_start:
         before = sums
@@ -214,7 +214,7 @@ def measure_keys(rows, tile, step, WHO: gl.constexpr):
 
 
 @gluon.jit
-def attend_keys(rows, tile, step, WHO: gl.constexpr):
+def attend_keys(rows, tile, step, NTH: gl.constexpr):
     """The sums of the rows, O, and the steps so far."""
     plan = rows.call.plan
     o_layout: gl.constexpr = of_product(plan.TEAM, plan.V)
@@ -236,7 +236,7 @@ def attend_keys(rows, tile, step, WHO: gl.constexpr):
     if plan.MOMENTS == "edges":
         row_layout: gl.constexpr = rows.low.type.layout
         if tile.careful == 0:
-            store_moments(rows.call, tile, sums, row_layout, WHO)
+            store_moments(rows.call, tile, sums, row_layout, NTH)
         sums = without_moments(sums)
     if plan.RUN > 1:
         while j >= tile.full_start:
