@@ -238,3 +238,18 @@ def dot_precision(query: Tensor) -> str:
 def padded(width: int) -> int:
     """A tile's width: a power of two, and at least what a matrix product takes."""
     return max(1 << max(width - 1, 0).bit_length(), 16)
+
+
+LITTLE_MEMORY = 160 * 2**10  # bytes of shared memory; those with less have 99 KiB, or 64
+
+
+def has_little_memory(tensor: Tensor) -> bool:
+    """Whether its GPU is none of those for data centres, for which tiles were chosen."""
+    return tensor.is_cuda and _shared_memory(tensor.device.index) < LITTLE_MEMORY
+
+
+@functools.cache
+def _shared_memory(device: int) -> int:
+    """Bytes that one program can have; where torch does not tell, as many as tiles need."""
+    facts = torch.cuda.get_device_properties(device)
+    return getattr(facts, "shared_memory_per_block_optin", LITTLE_MEMORY)

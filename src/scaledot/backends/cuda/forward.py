@@ -37,6 +37,7 @@ from scaledot.backends.cuda.arguments import (
     describe_call,
     dot_precision,
     filled_width,
+    has_little_memory,
     heads_of,
     padded,
 )
@@ -157,6 +158,11 @@ STEADY_CONFIGS = {
     (2, 128): Config(128, 64, 8, 3, registers=208),
 }
 SMALLEST = Config(16, 16, 8, 1)
+# Instead of what has no room in the shared memory of a smaller GPU, 99 KiB.
+LITTLE_MEMORY_CONFIGS = {
+    CONFIGS[2, 64]: Config(128, 64, 8, 2),
+    CONFIGS[2, 256]: Config(64, 32, 8, 2),
+}
 
 
 def config_for(
@@ -168,7 +174,8 @@ def config_for(
     if not widths:
         return SMALLEST
     place = (size, min(widths))
-    return special.get(place, CONFIGS[place])
+    config = special.get(place, CONFIGS[place])
+    return LITTLE_MEMORY_CONFIGS.get(config, config) if has_little_memory(query) else config
 
 
 def forward(

@@ -31,6 +31,7 @@ from scaledot.backends.cuda.arguments import (
     constants,
     describe_call,
     dot_precision,
+    has_little_memory,
     heads_of,
     padded,
 )
@@ -70,12 +71,19 @@ CONFIGS = {
 }
 SMALLEST = Config(16, 16, 16, 16, 8, 1)
 WIDEST = {2: 512, 4: 256, 8: 256}  # columns of a head whose four tiles fit in shared memory
+# Instead of what has no room in that of a smaller GPU, 99 KiB.
+LITTLE_MEMORY_CONFIGS = {
+    CONFIGS[2, 128]: Config(32, 128, 64, 64, 8, 2),
+    CONFIGS[2, 256]: Config(32, 32, 64, 32, 8, 1),
+}
+LITTLE_MEMORY_WIDEST = {2: 256, 4: 256, 8: 128}
 
 
 def config_for(query: Tensor, widest: int) -> Config:
     size = query.element_size()
     widths = [width for bytes_, width in CONFIGS if bytes_ == size and width >= widest]
-    return CONFIGS[size, min(widths)] if widths else SMALLEST
+    config = CONFIGS[size, min(widths)] if widths else SMALLEST
+    return LITTLE_MEMORY_CONFIGS.get(config, config) if has_little_memory(query) else config
 
 
 def backward(
@@ -146,7 +154,7 @@ def backward(
 
 def _cut(query: Tensor, value: Tensor) -> Cut:
     """The widths of the tiles; their rows and keys come from the configuration."""
-    widest = WIDEST[query.element_size()]
+    widest = (LITTLE_MEMORY_WIDEST if has_little_memory(query) else WIDEST)[query.element_size()]
     d, v = query.shape[-1], value.shape[-1]
     block_d, block_v = min(padded(d), widest), min(padded(v), widest)
     parts = max(triton.cdiv(d, block_d), triton.cdiv(v, block_v), 1)
