@@ -168,8 +168,7 @@ def finished(tmp_path_factory, lasting_lab_of):
     return lasting_lab_of(path)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("lang", ["en", "hi"])
+@pytest.mark.parametrize(("theme", "lang"), [("light", "hi"), ("dark", "en")])
 def test_it_violates_no_rule_of_axe(chromium, finished, theme, lang):
     state = f"#v=1&lesson=monitor&lang={lang}&theme={theme}&layer=blocks.0.attn&head=1"
     with opened(chromium, finished + state, bypass_csp=True) as page:

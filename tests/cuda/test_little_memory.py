@@ -45,15 +45,14 @@ backward.row_deltas = lambda grad_out, out, lse: lse
 forward.has_little_memory = backward.has_little_memory = lambda tensor: True
 
 taken = []
-for width, masked, steps in ((64, True, "forward"), (256, False, "both"), (128, True, "backward")):
+for width, masked, steps in ((64, True, "forward"), (256, False, "both")):
     heads = torch.empty(1, 2, 512, width, dtype=torch.bfloat16, device="meta")
     inputs = Inputs(heads, heads, heads, *[None] * 8)
     if masked:
         inputs = inputs._replace(mask=heads.new_empty(1, 2, 512, 512))
     settings = Settings(width**-0.5, False, 0.0, 0.0, None, None, False)
-    if steps != "backward":
-        forward.forward(inputs, settings, torch.empty_like(heads), True)
-    if steps != "forward":
+    forward.forward(inputs, settings, torch.empty_like(heads), True)
+    if steps == "both":
         lse = torch.empty(1, 2, 512, device="meta")
         wanted = Wanted(mask=masked, head_scale=False, sinks=False, weight=False)
         backward.backward(inputs, settings, heads, heads, lse, wanted)
@@ -75,9 +74,6 @@ def test_tiles_fit_into_little_shared_memory(tmp_path):
         ("_forward_kernel", 256),
         ("keys_kernel", 256),
         ("rows_kernel", 256),
-        ("keys_kernel", 128),
-        ("rows_kernel", 128),
-        ("mask_kernel", 128),
     ]
     assert all(0 < room <= ROOM for _, _, room in taken), taken
 

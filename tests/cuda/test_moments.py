@@ -62,10 +62,16 @@ def planes_of_the_pass(query, key, ahead=0):
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "width"),
-    [(523, 523, 16), (523, 523, 40), (300, 611, 16), (129, 128, 64), (150, 260, 104), (99, 99, 16)],
+    ("queries", "keys", "width", "dtype"),
+    [
+        (523, 523, 16, BFLOAT16),
+        (523, 523, 40, FLOAT16),
+        (300, 611, 16, FLOAT16),
+        (129, 128, 64, BFLOAT16),
+        (150, 260, 104, BFLOAT16),
+        (99, 99, 16, FLOAT16),
+    ],
 )
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])
 def test_rows_that_end_at_the_diagonal(queries, keys, width, dtype, device):
     query, key = drawn(4, 2, queries, keys, width, device, dtype)
     planes, whole = planes_of_the_pass(query, key)

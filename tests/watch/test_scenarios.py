@@ -35,7 +35,6 @@ def of_transformers(family, head="ForCausalLM", **settings):
 
 
 COMPILED = {
-    "nanoGPT": TinyGPT,
     "checkpointed": lambda: TinyGPT(recompute="hooks"),
     "nn.TransformerEncoder": TinyEncoder,
     "Llama": lambda: of_transformers("Llama", num_key_value_heads=2),

@@ -15,10 +15,18 @@ MAKES = {
 }
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("remedy", ["temperature:1", "softcap:1", "qk-norm", "log-n"])
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        ("torch's function", "temperature:1"),
+        ("torch's function", "log-n"),
+        ("nn.MultiheadAttention", "softcap:1"),
+        ("scaledot.nn", "qk-norm"),
+        ("scaledot.nn", "log-n"),
+    ],
+)
 def test_a_remedy_at_the_call_renames_no_layer(make, remedy):
-    model = made(make)
+    model = made(MAKES[make])
     with Watch(model, every=1, store=(readings := []), alarms=False) as watch:
         model(TOKENS)
         watch.step()
