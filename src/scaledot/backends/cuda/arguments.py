@@ -17,6 +17,7 @@ from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 ROW = 16  # numbers: Triton knows of a stride whether it is a multiple of so many
+LITTLE_MEMORY = 160 * 2**10  # bytes of shared memory: a GPU that has less has 99 KiB
 FARTHEST = 2**30  # a window side past this is past every tensor; sums of two stay within int32
 
 
@@ -238,9 +239,6 @@ def dot_precision(query: Tensor) -> str:
 def padded(width: int) -> int:
     """A tile's width: a power of two, and at least what a matrix product takes."""
     return max(1 << max(width - 1, 0).bit_length(), 16)
-
-
-LITTLE_MEMORY = 160 * 2**10  # bytes of shared memory; those with less have 99 KiB, or 64
 
 
 def has_little_memory(tensor: Tensor) -> bool:

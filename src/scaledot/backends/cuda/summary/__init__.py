@@ -33,9 +33,10 @@ EACH = 4  # rows that a thread reads at a time
 ROWS = 128 * EACH  # so a program of four warps
 # Such tiles of one program: to gather what the threads know takes as long as to read one. But the
 # multiprocessors of an H200 hold so many programs at once.
-ROW_TILES, HELD = (2,), 512
+ROW_TILES, HELD = 2, 512
 FEW_ROWS = 4096  # of a head: one program has measured them before two launches would have
 ENTRIES = 4096  # of query or key that a program squares at a time: 32 a thread, without spills
+MOST_SQUARED = 256  # rows of them
 TILES = 4  # such tiles of one program: 32 KiB of bfloat16
 
 
@@ -144,14 +145,11 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
     groups, keys = key[1:3]
     entries = batch if sequences is None else sequences
     width_block = _power_of_two(width)
-    square_rows = min(max(ENTRIES // width_block, 1), 256)
+    square_rows = min(max(ENTRIES // width_block, 1), MOST_SQUARED)
     sharing = sequences or 1  # one batch entry
-    row_chunks = _chunks(queries, ROWS, sharing)
-    for tiles in ROW_TILES:
-        fewer = _chunks(queries, ROWS * tiles, sharing)
-        if entries * heads * fewer >= HELD:
-            row_chunks = fewer
-            break
+    row_chunks = _chunks(queries, ROWS * ROW_TILES, sharing)
+    if entries * heads * row_chunks < HELD:
+        row_chunks = _chunks(queries, ROWS, sharing)
     query_chunks = _chunks(queries, square_rows * TILES, sharing) if read else 0
     key_chunks = _chunks(keys, square_rows * TILES, sharing)
     row_programs = entries * heads * row_chunks
@@ -159,7 +157,7 @@ def _cut(query: torch.Size, key: torch.Size, sequences: int | None, read: bool, 
     key_programs = 0 if told else entries * groups * key_chunks
     head_warps = 1
     if told and not read and queries <= FEW_ROWS:
-        head_warps = min(max(_power_of_two(queries) // 256, 4), 16)
+        head_warps = min(max(_power_of_two(queries) // (2 * 32 * EACH), 4), 16)  # two tiles
         row_programs = 0
     return Cut(
         chunk_programs=row_programs + query_programs + key_programs,

@@ -175,7 +175,7 @@ def _gathered(lanes):
     mean = lanes.pivot + lanes.shift / divisor
     m2 = lanes.m2 + tl.maximum(lanes.spread - lanes.shift * lanes.shift / divisor, 0.0)
     plain = (lanes.pairs, lanes.pairs * mean, m2)
-    for part in tl.static_range(6, len(lanes)):
+    for part in tl.static_range(6, len(lanes)):  # from the variance on
         plain += (lanes[part].to(tl.float64),)
     plain += (m2 * 0.0,)  # a power of two
     sums = _parted(tl.sum(_joined(plain), 0))
