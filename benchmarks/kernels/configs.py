@@ -59,7 +59,7 @@ def kinds() -> list[Kind]:
 
 
 def candidates(kind: Kind) -> list[tuple]:
-    """What `config_for` says, and other orders, runs, waits and cuts of a tile."""
+    """What `config_for` says, and other first pivots, orders, runs, waits and cuts of a tile."""
     from scaledot.backends.cuda.hopper.launch import config_for
 
     moments = _moments(_inputs(kind, "meta"), _settings(kind))
@@ -73,7 +73,8 @@ def candidates(kind: Kind) -> list[tuple]:
             ORDERS, AT_ONCE, RUNS, waits, cuts
         )
     ]
-    return list(dict.fromkeys([tuple(chosen), *map(tuple, others)]))
+    others = [chosen, chosen._replace(few=not chosen.few), *others]
+    return list(dict.fromkeys(map(tuple, others)))
 
 
 def _inputs(kind: Kind, device: str) -> Inputs:

@@ -82,7 +82,7 @@ from scaledot.backends.cuda.visible import (
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
-L2_SHARE = 16 * 2**20  # bytes of keys and values that programs running together should share
+L2_SHARE = 32 * 2**20  # bytes of keys and values that programs running together should share
 PIVOTS_WIDEST = 128  # wider, a tile for them has no room in shared memory beside those to come
 MOST_KEY_SQUARES = 1024  # numbers of a head: one warp of `summary` sums them
 

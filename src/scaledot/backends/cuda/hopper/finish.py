@@ -12,9 +12,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     narrow,
 )
 
-# Of words a and b of a thread: with the thread so many lanes away, who has which of them.
-SWAPS = (0, 1, 1, "odd"), (2, 3, 1, "odd"), (0, 2, 2, "high"), (1, 3, 2, "high")
-SWAPPED = gl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,0,1,2,3,4,5,6,7")
+SWAPPED = gl.constexpr("=r,=r,=r,=r,0,1,2,3")
 
 
 @gluon.jit
@@ -83,7 +81,7 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         if plan.MOMENTS == "all":
             store_moments(call, tile, sums, layout, NTH)
     if plan.VALUES:
-        store_output(call, tile, acc, share, blind, NTH)
+        store_output(call, tile, acc, share, NTH)
 
 
 @gluon.jit
@@ -143,12 +141,9 @@ def of_row(values, empty, blind, broken):
 
 
 @gluon.jit
-def store_output(call, tile, acc, share, blind, NTH: gl.constexpr):
+def store_output(call, tile, acc, share, NTH: gl.constexpr):
     plan = call.plan
-    acc = acc * by_row(share, acc)
-    if call.some_are_blind(tile):
-        acc = gl.where(by_row(blind, acc), 0.0, acc)
-    out = side_by_side(narrow(acc, plan.dtype))
+    out = side_by_side(narrow(acc * by_row(share, acc), plan.dtype))
     layout: gl.constexpr = out.type.layout
     row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, gl.SliceLayout(1, layout))
     column = gl.arange(0, plan.V, gl.SliceLayout(0, layout))
@@ -157,35 +152,39 @@ def store_output(call, tile, acc, share, blind, NTH: gl.constexpr):
         inside = inside & (column < call.value_width)[None, :]
     start = tile.batch.to(gl.int64) * call.out_batch + tile.head.to(gl.int64) * call.out_head
     line = (tile.first_query + row).to(gl.int64) * (call.out_row * 8)
-    gl.store(call.out + start * 8 + line[:, None] + column[None, :], out, mask=inside)
+    at = call.out + start * 8 + line[:, None] + column[None, :]
+    gl.store(at, out, mask=inside)
+    if call.some_are_blind(tile):  # seldom, so afterwards: a choice for each number is not
+        low, high = call.reach(tile, row)
+        gl.store(at, gl.zeros_like(out), mask=inside & (high <= low)[:, None])
 
 
 @gluon.jit
 def side_by_side(x):
-    """[m, n] of 16 bits, laid out so that a thread has eight columns in a row: a store is 16 bytes.
+    """[m, n] of 16 bits, laid out so that a store of eight bytes a thread fills whole sectors.
 
-    In a product's result, column 32 g + 8 a + 2 b + e belongs to the thread b of four. They swap:
-    thread b gets column 32 g + 8 b + 2 a + e.
+    In a product's result, column 16 g + 8 a + 2 b + e belongs to the thread b = 2 b1 + b0 of four.
+    Neighbours swap: it gets column 16 g + 8 b0 + 4 b1 + 2 a + e.
     """
     m: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[1]
-    x = gl.inline_asm_elementwise(swap_text(), SWAPPED, [x], dtype=x.dtype, is_pure=False, pack=16)
-    x = x.reshape([m, n // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([m, n])
+    x = gl.inline_asm_elementwise(swap_text(), SWAPPED, [x], dtype=x.dtype, is_pure=False, pack=8)
+    x = x.reshape([m, n // 16, 2, 2, 2, 2]).permute((0, 1, 4, 3, 2, 5)).reshape([m, n])
     layout: gl.constexpr = rows_of_a_warp(m, n)
     return gl.convert_layout(x, layout, assert_trivial=True)
 
 
 @gluon.constexpr_function
 def rows_of_a_warp(rows, width):
-    """[rows, width]: a warp has 16 rows, a thread eight columns in a row, four threads 32."""
+    """[rows, width]: a warp has 16 rows, a thread four columns in a row, four threads 16."""
     further = []
-    column = 32
+    column = 16
     while column < width:
         further.append([0, column])
         column *= 2
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *further],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        reg_bases=[[0, 1], [0, 2], [8, 0], *further],
+        lane_bases=[[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[row, 0] for row in (16, 32, 64) if row < rows],
         block_bases=[],
         shape=[rows, width],
@@ -194,16 +193,13 @@ def rows_of_a_warp(rows, width):
 
 @gluon.constexpr_function
 def swap_text():
-    """Two rows by turns, of each the four words a = 0 to 3: a square of words and threads turned
-    over its diagonal, first in squares of two, then these."""
-    text = "{ .reg .pred odd, high; .reg .b32 lane, word; mov.u32 lane, %laneid;"
-    text += "and.b32 word, lane, 1; setp.ne.b32 odd, word, 0;"
-    text += "and.b32 word, lane, 2; setp.ne.b32 high, word, 0;"
-    for row in (0, 1):
-        for a, b, lanes, mine in SWAPS:
-            first, second = f"${2 * a + row}", f"${2 * b + row}"
-            text += f"selp.b32 word, {first}, {second}, {mine};"
-            text += f"shfl.sync.bfly.b32 word, word, {lanes}, 31, 0xffffffff;"
-            text += f"selp.b32 {first}, word, {first}, {mine};"
-            text += f"selp.b32 {second}, {second}, word, {mine};"
+    """Two rows by turns, of each the words a = 0 and 1: the odd threads' first for the others'
+    second."""
+    text = "{ .reg .pred odd; .reg .b32 lane, word; mov.u32 lane, %laneid;"
+    text += "and.b32 lane, lane, 1; setp.ne.b32 odd, lane, 0;"
+    for first, second in (("$0", "$2"), ("$1", "$3")):
+        text += f"selp.b32 word, {first}, {second}, odd;"
+        text += "shfl.sync.bfly.b32 word, word, 1, 31, 0xffffffff;"
+        text += f"selp.b32 {first}, word, {first}, odd;"
+        text += f"selp.b32 {second}, {second}, word, odd;"
     return text + "}"

@@ -56,7 +56,6 @@ def consume(call, pipe, NTH: gl.constexpr):
     s_layout: gl.constexpr = of_product(plan.TEAM, plan.KEYS)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     zero = gl.zeros([plan.TEAM, plan.KEYS], gl.float32, s_layout)
-    columns = gl.arange(0, plan.KEYS, gl.SliceLayout(0, s_layout))
     q = pipe.q.index(NTH).reshape([plan.TEAM, plan.D])
     who = consumer_of_thread(NTH, plan)
     take_turns(who, plan)
@@ -72,7 +71,7 @@ def consume(call, pipe, NTH: gl.constexpr):
                 row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, row_layout)
                 low, high = call.reach(tile, row)
                 factor = row_factor(call, tile, high - low)
-                rows = Rows(call, pipe, q, low, high, factor, columns, zero, who)
+                rows = Rows(call, pipe, q, low, high, factor, zero, who)
                 if plan.VALUES:
                     sums, acc, step = attend_keys(rows, tile, step, NTH)
                 else:
@@ -181,6 +180,7 @@ def attend(
     ORDER: gl.constexpr,
     AT_ONCE: gl.constexpr,
     RUN: gl.constexpr,
+    FEW: gl.constexpr,
     VALUES: gl.constexpr,
     STATISTICS: gl.constexpr,
     MOMENTS: gl.constexpr,
@@ -206,6 +206,7 @@ def attend(
         ORDER,
         AT_ONCE,
         RUN,
+        FEW,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -256,8 +257,9 @@ def attend(
         let_next_begin(plan.TEAM // 16)
     pipe = new_pipe(plan, q_desc, k_desc, v_desc)
     fence_async_shared()
-    # Registers: 64 Ki for all; consumers get 240 or 160 each, the others what that leaves.
+    # Registers: 64 Ki for all; consumers get what the others leave, 232 or 240, or 160.
     if plan.TOGETHER:
+        few: gl.constexpr = 24 if plan.SQUARES == "no" else 40
         gl.warp_specialize(
             [
                 (consume_0, (call, pipe)),
@@ -267,7 +269,7 @@ def attend(
                 (square_1, (call, pipe)),
             ],
             [1, 1, 1, 1],
-            [24, 24, 24, 24],
+            [few, few, few, few],
         )
     else:
         gl.warp_specialize(

@@ -35,11 +35,12 @@ class Config(NamedTuple):
     order: str = "lptwab"  # of the sums, see softmax.add_few
     at_once: int = 2
     run: int = 1  # full tiles of keys that are one chain of additions to two of the sums
+    few: bool = True  # the first pivot is the largest of a few scores, not of a tile
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums: what was fastest where 214 were timed
-    (`python -m benchmarks.kernels` looks again).
+    """By the widest of the tensors and what the pass sums: what was fastest where 214, and later
+    another 88, were timed (`python -m benchmarks.kernels` looks again).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
@@ -48,25 +49,25 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     config = Config(128, 2, 2, quarters=moments in ("none", "edges"))
     if not values:
         if moments == "all" and wide:
-            return config._replace(quarters=True, order="wpltba", at_once=4, run=8)
+            return config._replace(quarters=True, order="wpltba", at_once=4, run=8, few=False)
         if moments == "all":
             return config._replace(run=8)
         if narrow and causal:
             return config._replace(at_once=4)
         return config._replace(consumers=2 if wide else 3)
     if wide:
-        at_once = 4 if moments == "all" and keys < 8192 else 2
-        return config._replace(keys=64, quarters=False, order="plwtab", at_once=at_once)
+        return config._replace(keys=64, quarters=False, order="plwtab")
     config = config._replace(turns=True, early=moments == "all")
     if narrow and moments is None:
-        short = causal and keys < 8192
-        return config._replace(consumers=2 if short else 3, early=short)
+        return config._replace(consumers=2 if causal and keys < 8192 else 3, early=causal)
     if narrow and moments == "none" and keys >= 8192:
         return config._replace(consumers=3, early=True, at_once=4)
     if narrow:
-        orders = {"all": "lptwab", "edges": "wpltba", "none": "tlpwab"}
-        return config._replace(order=orders[str(moments)], run=8)
-    return config._replace(quarters=False, run=1 if moments == "all" else 8)
+        return config._replace(order="tlpwab" if moments == "none" else "wpltba", run=8)
+    config = config._replace(quarters=False, run=1 if moments == "all" else 8)
+    if moments == "none":
+        return config._replace(order="tlpwab", few=keys < 8192)
+    return config
 
 
 class Passed(NamedTuple):

@@ -27,6 +27,7 @@ class Plan:
     ORDER: gl.constexpr  # of the sums that a score joins, see softmax.add_few
     AT_ONCE: gl.constexpr  # scores that join one sum before the next
     RUN: gl.constexpr  # full tiles of keys that are one chain of additions to l and a
+    FEW: gl.constexpr  # a row's first pivot is the largest of a few scores, not of a tile
     VALUES: gl.constexpr  # False: scores only
     STATISTICS: gl.constexpr
     MOMENTS: (
@@ -58,6 +59,7 @@ class Plan:
         ORDER,
         AT_ONCE,
         RUN,
+        FEW,
         VALUES,
         STATISTICS,
         MOMENTS,
@@ -86,6 +88,9 @@ class Plan:
         self.ORDER = gl.constexpr(ORDER)
         self.AT_ONCE = gl.constexpr(AT_ONCE)
         self.RUN = gl.constexpr(RUN if STATISTICS and dtype == gl.bfloat16 else 1)
+        # Only the first tile's values are cleaned, see walk.clean: it must not be one more tile.
+        cleans = LENGTHS or PACKED
+        self.FEW = gl.constexpr(FEW and dtype == gl.bfloat16 and not LEFT and not cleans)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)
@@ -354,6 +359,8 @@ class Call:
         if plan.STEADY and careful != 0:
             full_start = start
             full_stop = start
+            if plan.FEW:  # first a tile in which all is hidden: pivots come from those after it
+                stop += 1
         return Tile(
             batch,
             head,

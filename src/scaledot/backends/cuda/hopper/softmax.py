@@ -11,10 +11,11 @@ follows exactly:
     alpha = 2^d        l' = alpha l        O' = alpha O
 
 Each row meets such a tile first. Then its pivot is near enough for all others, as a rule: P in
-bfloat16 has the range of float32, so the full tiles are computed without any maximum. Rows that
-outgrow it end with sums that are too large, and are then done again, every tile with a maximum
-(kernel.py, `finish.outgrown`). In float16 no pivot is ever good enough for the next tile, and all
-have a maximum.
+bfloat16 has the range of float32, so the full tiles are computed without any maximum, and in the
+first one the largest of eight scores will do (`Config.few`). Rows that outgrow it end with sums
+that are too large, and are then done again, every tile with a maximum (kernel.py,
+`finish.outgrown`). In float16 no pivot is ever good enough for the next tile, and all have a
+maximum.
 
 The statistics need up to four more sums of a row:
 
@@ -68,6 +69,11 @@ class Sums:
 def no_sums(scores):
     none = gl.sum(by_thread(scores * 0.0), 2)
     return Sums(none - INFINITY, none, none, none, none, none, none, none)
+
+
+@gluon.jit
+def from_pivot(pivot, none):
+    return Sums(pivot, none.l, none.w, none.p2, none.a, none.b, none.top, none.first)
 
 
 @gluon.jit
@@ -129,12 +135,22 @@ def seen_pivot(pivot):
 
 
 @gluon.jit
-def add_tile(s, sums, visible, scale, nought, plan, MASKED: gl.constexpr, MOMENTS: gl.constexpr):
+def add_tile(
+    s,
+    sums,
+    visible,
+    scale,
+    nought,
+    plan,
+    MASKED: gl.constexpr,
+    STEADY: gl.constexpr,
+    MOMENTS: gl.constexpr,
+):
     """The sums with one more tile of scores, and P in the type of the values.
 
     `visible` says which scores are not hidden, where some are (MASKED).
+    STEADY: the pivot was not moved for it, so that the largest P is still to be found.
     """
-    STEADY: gl.constexpr = plan.STEADY and not MASKED
     IN_RUN: gl.constexpr = plan.RUN > 1 and not MASKED
     before = sums
     sums = of_one_tile(sums, first_score(s, sums.first), plan, IN_RUN)
@@ -317,11 +333,27 @@ def by_thread(x):
 def first_score(s, like):
     """The score of the tile's first key, as it lies in the first of the row's threads."""
     home: gl.constexpr = like.type.layout
-    quarter, _ = halves(halves(s)[0])
-    eighth, _ = halves(quarter)
-    if eighth.shape[1] > 8:
-        eighth, _ = halves(eighth)
-    return at_home(gl.split(by_thread(eighth))[0], home)
+    return at_home(gl.split(by_thread(first_eight(s)))[0], home)
+
+
+@gluon.jit
+def first_eight(s):
+    """The first eight columns: two of each of a row's threads."""
+    if s.shape[1] == 8:
+        return s
+    else:
+        return first_eight(halves(s)[0])
+
+
+@gluon.jit
+def columns_before(end, s):
+    """[m, n]: which columns lie before `end` [m].
+
+    Thread t of a row has the columns 8 i + 2 t and the next: t is taken from the end, so that what
+    is compared with it are constants.
+    """
+    column = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+    return (column & ~6)[None, :] < end[:, None] - (column & 6)[None, :]
 
 
 @gluon.jit

@@ -25,7 +25,10 @@ from scaledot.backends.cuda.hopper.softmax import (
     add_tile,
     bend,
     by_row,
+    columns_before,
+    first_eight,
     follow,
+    from_pivot,
     move_pivot,
     no_sums,
     of_one_run,
@@ -47,19 +50,17 @@ class Rows:
     low: gl.tensor  # [m]: row i may see the keys [low_i, high_i)
     high: gl.tensor
     factor: gl.tensor  # [m]: of the scores, where one number does not serve
-    columns: gl.tensor  # [KEYS]
     zero: gl.tensor  # [m, KEYS]
     who: gl.tensor  # the number of each thread's consumer
 
     @gluon.constexpr_function
-    def __init__(self, call, pipe, q, low, high, factor, columns, zero, who):
+    def __init__(self, call, pipe, q, low, high, factor, zero, who):
         self.call = call
         self.pipe = pipe
         self.q = q
         self.low = low
         self.high = high
         self.factor = factor
-        self.columns = columns
         self.zero = zero
         self.who = who
 
@@ -99,16 +100,16 @@ class Rows:
         if plan.FACTOR != "no":
             s = bend(s, self.factor, self.call.cap, plan)
         if MASKED:
-            s = gl.where(self.visible(self.low, self.high, j), s, -INFINITY)
+            s = gl.where(self.visible(self.low, self.high, j, s), s, -INFINITY)
         return s
 
     @gluon.jit
-    def visible(self, low, high, j):
-        """[m, KEYS]: which keys of tile j the rows may see."""
+    def visible(self, low, high, j, s):
+        """[m, KEYS]: which keys of tile j the rows may see; s is as large."""
         plan = self.call.plan
-        visible = self.columns[None, :] < (high - j * plan.KEYS)[:, None]
+        visible = columns_before(high - j * plan.KEYS, s)
         if plan.LEFT:
-            visible = visible & (self.columns[None, :] >= (low - j * plan.KEYS)[:, None])
+            visible = visible & ~columns_before(low - j * plan.KEYS, s)
         return visible
 
     @gluon.jit
@@ -131,24 +132,39 @@ class Rows:
         return follow(sums, move, before, plan, sums_moments(plan, MASKED))
 
     @gluon.jit
-    def add(self, s, sums, j, MASKED: gl.constexpr):
+    def add(self, s, sums, j, MASKED: gl.constexpr, STEADY: gl.constexpr):
         """The sums with key tile j; P in 16 bits."""
         plan = self.call.plan
         visible = True
         if MASKED and plan.STATISTICS:
             # Compared anew: 64 answers from before would not fit into the predicates.
-            visible = self.visible(unknown(self.low), unknown(self.high), j)
+            visible = self.visible(unknown(self.low), unknown(self.high), j, s)
         nought = self.call.keys >> 31  # a number of keys has no sign
         MOMENTS: gl.constexpr = sums_moments(plan, MASKED)
-        return add_tile(s, sums, visible, scale_of(self.call), nought, plan, MASKED, MOMENTS)
+        scale = scale_of(self.call)
+        return add_tile(s, sums, visible, scale, nought, plan, MASKED, STEADY, MOMENTS)
 
     @gluon.jit
     def measure(self, s, sums, j, MASKED: gl.constexpr):
         """All of the softmax of key tile j: its sums and P."""
         s = self.seen(s, j, MASKED)
-        if MASKED or not self.call.plan.STEADY:
+        STEADY: gl.constexpr = self.call.plan.STEADY and not MASKED
+        if not STEADY:
             sums = self.follow(sums, self.move(s, sums), j, MASKED)
-        return self.add(s, sums, j, MASKED)
+        return self.add(s, sums, j, MASKED, STEADY)
+
+    @gluon.jit
+    def begin(self, s, j):
+        """The same of the tile that comes first. Without a left edge a row that sees any of its
+        keys sees the first of them: the largest of a few scores is a pivot that will do."""
+        plan = self.call.plan
+        sums = no_sums(self.zero)
+        if plan.FEW:
+            s = self.seen(s, j, True)
+            top = by_row(gl.max(first_eight(s), 1), sums.pivot)
+            return self.add(s, from_pivot(top * scale_of(self.call), sums), j, True, True)
+        else:
+            return self.measure(s, sums, j, True)
 
 
 @gluon.constexpr_function
@@ -181,7 +197,7 @@ def measure_keys(rows, tile, step, NTH: gl.constexpr):
     """The sums of the rows without values, and the steps so far."""
     plan = rows.call.plan
     j = tile.stop - 1
-    sums, _ = rows.measure(rows.scores(step, True), no_sums(rows.zero), j, True)
+    sums, _ = rows.begin(rows.scores(step, True), j)
     step += 1
     j -= 1
     while j >= tile.full_stop:
@@ -221,7 +237,7 @@ def attend_keys(rows, tile, step, NTH: gl.constexpr):
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     # The last tile of keys comes first: nothing to multiply with V yet.
     j = tile.stop - 1
-    sums, p = rows.measure(rows.scores(step, True), no_sums(rows.zero), j, True)
+    sums, p = rows.begin(rows.scores(step, True), j)
     rows.wait_for_values(step, True)
     if plan.LENGTHS or plan.PACKED:
         clean(rows.values(step), tile.keys - j * plan.KEYS, plan)
@@ -279,18 +295,18 @@ def attend_next(rows, j, step, sums, acc, p, MASKED: gl.constexpr):
     hand_back_keys(step, plan.TEAM // 16, plan)
 
     s = rows.seen(s, j, MASKED)
-    MOVES: gl.constexpr = MASKED or not plan.STEADY
-    if MOVES:
+    STEADY: gl.constexpr = plan.STEADY and not MASKED
+    if not STEADY:
         move = rows.move(s, sums)
         sums = rows.follow(sums, move, j, MASKED)
     if not plan.EARLY:
-        sums, fresh = rows.add(s, sums, j, MASKED)
+        sums, fresh = rows.add(s, sums, j, MASKED, STEADY)
     acc = warpgroup_mma_wait(0, deps=[acc])
     hand_back_values(step - 1, plan)
-    if MOVES:
+    if not STEADY:
         acc = rescale(acc, move)
     if plan.EARLY:
-        sums, fresh = rows.add(s, sums, j, MASKED)
+        sums, fresh = rows.add(s, sums, j, MASKED, STEADY)
     rows.wait_for_values(step, True)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
