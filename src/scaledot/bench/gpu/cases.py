@@ -29,6 +29,7 @@ DISPATCHED = Contender("attention", everywhere.attention)
 TRITON_VITALS = Contender("triton with vitals", ours.triton_with_vitals)
 STEP = Contender("forward + backward with vitals", ours.forward_backward, work=FORWARD_BACKWARD)
 ADDITIVE_OURS = Contender("additive_attention", everywhere.additive_attention, work=0)
+OURS = (OWN, OWN_VITALS, VITALS, DISPATCHED, TRITON_VITALS, STEP, ADDITIVE_OURS)
 
 CUDNN = Contender("cuDNN", peers.cudnn, foreign=True)
 FLASH = Contender("flash", peers.flash, foreign=True)

@@ -13,6 +13,7 @@ from scaledot.bench.cases import Case, Contender
 from scaledot.bench.clock import Samples
 from scaledot.bench.gate import Check, Subject
 from scaledot.bench.gpu import absence, clock, memory
+from scaledot.bench.gpu.ahead import Ahead
 from scaledot.bench.gpu.apart import Duels
 from scaledot.bench.outcome import Outcome
 from scaledot.bench.workload import Inputs, touch
@@ -25,14 +26,17 @@ class OnGpu:
         self._chosen = chosen
         self._absent: dict[Subject, str] = {}
         self._duels = Duels(case.workload for case in chosen if case.apart)
+        self._ahead = Ahead(self.subjects())
         self._device: clock.Device | None = None
 
     def __enter__(self) -> Self:
-        self._duels.__enter__()  # they compile while the gate is at work
+        self._ahead.__enter__()  # both compile while the gate is at work
+        self._duels.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._duels.__exit__()
+        self._ahead.__exit__()
 
     def subjects(self) -> list[Subject]:
         """Both sides; but a peer that runs apart is examined there."""
@@ -67,6 +71,7 @@ class OnGpu:
     def measure(
         self, group: list[Case], repeats: int, after_round: Callable[[], None]
     ) -> list[Outcome]:
+        self._ahead.ready()
         self._duels.ready()
         first = group[0]
         if first.apart:
