@@ -194,6 +194,55 @@ def test_many_keys_far_above_the_pivot(device, logit, sink):
 
 
 @needs_hopper
+@pytest.mark.parametrize(
+    ("width", "queries", "keys", "large", "logit"),
+    [(256, 128, 128, (5, 80), 50.0), (64, 128, 192, (5, 150), 100.0), (64, 300, 300, (5, 250), 50)],
+)
+def test_rows_that_outgrow_their_pivot_in_the_first_tile_and_catch_up_in_the_next(
+    device, width, queries, keys, large, logit
+):
+    """Then l is small at the end, or NaN, and what the first tile left infinite has to tell."""
+    shape = {"lead": (1, 2), "queries": queries, "keys": keys}
+    c = call(**shape, width=width, value_width=width, dtype=torch.bfloat16)
+    query, key = c.query.clone(), c.key.clone()
+    query[..., 0], key[..., 0] = 4.0, 0.0
+    key[:, :, list(large), 0] = logit * width**0.5 / 4
+    c = replace(c, query=query, key=key)
+    c = c.with_keywords(is_causal=True, causal_align="bottom_right")
+    assert_call_agrees(c, device, "hopper")
+
+
+@needs_hopper
+def test_no_value_behind_the_last_tile_shows_in_rows_done_again(device):
+    """They begin anew with a tile in which all is hidden: it must not be that of later keys."""
+    shape = {"lead": (1, 2), "queries": 384, "keys": 384}
+    c = call(**shape, width=64, value_width=64, dtype=torch.bfloat16)
+    c = with_late_key(c, 90.0, head=1).with_keywords(is_causal=True)
+    value = c.value.clone()
+    value[:, :, 128:] = math.nan
+    c = replace(c, value=value)
+    there = on(device, c)
+    out = scaledot.attention(*there.tensors, **there.keywords, backend="hopper").cpu()
+    expected = scaledot.attention(*(x[:, :, :128] for x in c.tensors), **c.keywords)
+    torch.testing.assert_close(out[:, :, :128], expected, rtol=0.02, atol=0.02)
+
+
+@needs_hopper
+def test_rows_whose_first_scores_are_minus_infinity(device):
+    """Eight of them give no pivot; the others have to."""
+    shape = {"lead": (1, 2), "queries": 64, "keys": 300}
+    c = call(**shape, width=64, value_width=64, dtype=torch.bfloat16)
+    query, key = c.query.clone(), c.key.clone()
+    query[..., 0], key[..., 0] = 1.0, 0.0
+    key[:, :, 256:264, 0] = -math.inf
+    there = on(device, replace(c, query=query, key=key))
+    out = scaledot.attention(*there.tensors, backend="hopper").cpu().float()
+    kept = [*range(256), *range(264, 300)]
+    expected = scaledot.attention(query, key[:, :, kept], c.value[:, :, kept])
+    torch.testing.assert_close(out, expected.float(), rtol=0.02, atol=0.02)
+
+
+@needs_hopper
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_scores_close_together_far_above_the_pivot_keep_their_variance(device, noise):
     """The last key, which rows see first, is far below all others."""

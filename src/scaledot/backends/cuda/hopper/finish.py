@@ -111,20 +111,24 @@ def store_moments(call, tile, sums, layout: gl.constexpr, NTH: gl.constexpr):
 
 @gluon.jit
 def outgrown(call, tile, sums, acc, NTH: gl.constexpr):
-    """[m]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits.
+    """[m]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits,
+    or where the first few scores gave it none.
 
-    What is NaN would be NaN again.
+    A pivot that moves later may make l small again, or NaN, but never p2. What is NaN by right will
+    be NaN again.
     """
     plan = call.plan
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)
-    l = gl.convert_layout(gl.sum(sums.l, 1), layout)
+    # 0 times a number that is not finite is NaN.
+    l = gl.where(sums.pivot == -INFINITY, float("nan"), sums.l + sums.p2 * 0.0)
+    l = gl.convert_layout(gl.sum(l, 1), layout)
     if plan.STATISTICS:
-        out = l > 2.0**60  # p2 is at most l^2
+        out = (l > 2.0**60) | (l != l)  # p2 is at most l^2
     else:
-        out = l > 2.0**100
-    out = out | (gl.sum(acc * 0.0, 1) != 0.0)  # 0 times a number that is not finite is NaN
+        out = (l > 2.0**100) | (l != l)
+    out = out | (gl.sum(acc * 0.0, 1) != 0.0)
     if plan.MOMENTS == "all":
         # Scores that lie far above the pivot and close together: their variance is lost beside
         # the square of their distance. With care it is no more than the slack.

@@ -127,7 +127,11 @@ def _copy_keys(call, tile, back, k_desc, pipe, step):
 @gluon.jit
 def _place_of_keys(call, tile, back):
     """Of the last tile but `back` that the rows meet."""
-    key = tile.first_key + (tile.stop - 1 - back) * call.plan.KEYS
+    last = tile.stop - 1
+    j = last - back
+    key = tile.first_key + j * call.plan.KEYS
+    if call.plan.FEW:  # with care all of the first is hidden; what lies behind the keys is zeros
+        key = gl.where((tile.careful != 0) & (j == last), call.keys, key)
     return [tile.batch, tile.head // call.group, key, 0]
 
 
