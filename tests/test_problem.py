@@ -1,8 +1,10 @@
 """The record of a call: whatever the caller's rank, four dimensions inside."""
 
+import numpy as np
 import pytest
 import torch
 
+import scaledot
 from scaledot.problem import Problem, Settings, describe
 
 
@@ -165,3 +167,25 @@ def test_key_lengths_of_several_batch_dimensions_are_flattened():
     problem = described((2, 3, 5, 7, 4), (2, 3, 5, 7, 4), (2, 3, 5, 7, 4), key_lengths=lengths)
     assert problem.key_lengths is not None
     assert problem.key_lengths.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_wrong_argument_is_named_with_what_to_give_instead():
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(TypeError, match=r"is_causal='no' must be True or False"):
+        scaledot.attention(query, query, query, is_causal="no")
+    with pytest.raises(TypeError, match=r"scale must be a number, the name of a rule \(sqrt_dk"):
+        scaledot.attention(query, query, query, scale=[1.0])
+    with pytest.raises(TypeError, match=r"backend_for\(\) got an unexpected keyword 'softcp'"):
+        scaledot.backend_for(query, query, query, softcp=1.0)
+    with pytest.raises(ValueError, match=r"a value has no place in vitals\(query, key"):
+        scaledot.vitals(query, query, query)
+    narrow = query.to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match=r"float8_e4m3fn; attention takes float64"):
+        scaledot.attention(narrow, narrow, narrow)
+
+
+@pytest.mark.parametrize("causal", [1, np.True_, torch.tensor(True)])
+def test_is_causal_may_be_anything_that_is_true_or_false(causal):
+    query = torch.randn(1, 2, 5, 4)
+    expected = scaledot.attention(query, query, query, is_causal=True)
+    assert torch.allclose(scaledot.attention(query, query, query, is_causal=causal), expected)

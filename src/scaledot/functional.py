@@ -4,6 +4,7 @@ Arguments mean what they mean in torch.nn.functional.scaled_dot_product_attentio
 the star. `scale` is a number, a tensor of one value a head, or the name of a rule (scale.RULES).
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +53,9 @@ def attention(
         attn_mask is scale is window is softcap is sinks is key_lengths is backend is None
         and dropout_p == 0.0
         and causal_align == "top_left"
+        and (is_causal is False or is_causal is True)
     ):
-        out = torch_sdpa.straight(query, key, value, bool(is_causal))
+        out = torch_sdpa.straight(query, key, value, is_causal)
         if out is not None:
             return out
     query, key, value = autocast(query, key, value)
@@ -395,6 +397,8 @@ def backend_for(
     """Takes `attention`'s arguments; vitals=True asks for its twin, no value for `vitals`."""
     asked = kwargs.pop("backend", None)
     wants_vitals = kwargs.pop("vitals", False) or value is None
+    for name in kwargs.keys() - inspect.signature(attention_with_vitals).parameters.keys():
+        raise TypeError(f"backend_for() got an unexpected keyword {name!r}; it takes attention's")
     tensors = autocast(query, key) if value is None else autocast(query, key, value)
     query, key, *rest = tensors
     problem = describe(

@@ -91,7 +91,9 @@ def describe(
     if scale is None and weight is not None:
         scale = 1.0
     number, log_n, head_scale = _read_scale(scale, query, num_heads)
-    left, right = _read_window(window, is_causal)
+    if not isinstance(is_causal, bool) and (isinstance(is_causal, str) or is_causal not in (0, 1)):
+        raise TypeError(f"is_causal={is_causal!r} must be True or False")
+    left, right = _read_window(window, bool(is_causal))
     if causal_align not in ALIGNMENTS:
         raise ValueError(f"causal_align={causal_align!r}; use 'top_left' or 'bottom_right'")
     dropout_p = _number("dropout_p", dropout_p)
@@ -101,7 +103,7 @@ def describe(
     if softcap is not None and not 0.0 < cap < math.inf:
         raise ValueError(f"softcap={softcap} must be a positive number; leave it out for no cap")
     if attn_mask is not None:
-        attn_mask = _read_mask(attn_mask, query, key, lead)
+        attn_mask = _read_mask(attn_mask, query, key, lead, scores_only)
     if sinks is not None:
         sinks = _read_per_head("sinks", sinks, query, heads)
     if key_lengths is not None:
@@ -265,6 +267,11 @@ def _read_scale(
         if scale.numel() == 1:
             scale = scale.reshape(1).expand(query.shape[1])
         return 1.0, False, _read_per_head("scale", scale, query, query.shape[1])
+    if not isinstance(scale, (int, float)) and not hasattr(scale, "__float__"):
+        raise TypeError(
+            f"scale must be a number, the name of a rule ({', '.join(scale_rules.RULES)}) or a "
+            f"tensor of one number a head, got {type(scale).__name__}"
+        )
     number = _number("scale", scale)
     if not -math.inf < number < math.inf:
         raise ValueError(f"scale={number} must be finite; leave it out for 1/sqrt(d_k)")
@@ -302,7 +309,9 @@ def _read_window(
     return left, right
 
 
-def _read_mask(mask: Tensor, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Tensor:
+def _read_mask(
+    mask: Tensor, query: Tensor, key: Tensor, lead: tuple[int, ...], scores_only: bool
+) -> Tensor:
     """The mask as [B|1, H|1, Q|1, K|1]; nothing is expanded, nothing copied up to rank 4."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
@@ -317,9 +326,10 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor, lead: tuple[int, ...]) 
         own not in (1, size)
         for own, size in zip(reversed(mask.shape), reversed((1, 1, *full)), strict=False)
     ):
+        hint = "; a value has no place in vitals(query, key, ...)" if scores_only else ""
         raise ValueError(
             f"attn_mask has shape {list(mask.shape)}, which does not broadcast to the scores' "
-            f"shape {list(full)}"
+            f"shape {list(full)}{hint}"
         )
     if len(full) > 4 and mask.dim() > 3:  # several batch dimensions become one
         batch = full[:-3] if math.prod(mask.shape[:-3]) != 1 else (1,) * (len(full) - 3)

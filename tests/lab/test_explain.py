@@ -334,3 +334,11 @@ def _after(name: str) -> str:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
+
+
+def test_the_heading_names_the_samples_that_were_taken(capsys):
+    """Wide vectors come in fewer than asked for."""
+    assert cli.main(["explain", "variance", "--d-k", "512", "--samples", "2000"]) == 0
+    told = capsys.readouterr().out
+    assert "samples=1024" in told.replace(",", "")
+    assert "samples=2000" not in told.replace(",", "").split("python")[0].split("Python")[0]

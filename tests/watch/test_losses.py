@@ -1,5 +1,7 @@
 """The loss of a run, found where backward is called."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -24,11 +26,13 @@ class Receiver:
         return True
 
 
-def steps(model, number=3, micro_batches=1, scaler=None):
+def steps(model, number=3, micro_batches=1, scaler=None, broken_from=None):
     """The mean loss of each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
-    for _ in range(number):
+    for step in range(number):
+        if step == broken_from:
+            next(model.parameters()).data.fill_(math.nan)
         optimizer.zero_grad()
         parts = []
         for _ in range(micro_batches):
@@ -52,11 +56,27 @@ def test_the_loss_of_each_step_is_what_backward_was_called_on(micro_batches):
     assert receiver.losses == pytest.approx(dict(enumerate(expected)))
 
 
-def test_only_steps_that_are_looked_at_keep_a_loss():
+def test_steps_that_are_looked_at_keep_a_loss_and_so_does_the_last():
     receiver, model = Receiver(), encoder()
-    with scaledot.Watch(model, every=2, store=receiver):
-        expected = steps(model, number=4)
-    assert receiver.losses == pytest.approx({0: expected[0], 2: expected[2]})
+    with scaledot.Watch(model, every=3, store=receiver):
+        expected = steps(model, number=6)
+    kept = {0: expected[0], 3: expected[3], 5: expected[5]}
+    assert receiver.losses == pytest.approx(kept)
+
+
+def test_a_loss_that_is_no_number_is_told_at_once_and_once():
+    receiver, model = Receiver(), encoder()
+    with scaledot.Watch(model, every=100, store=receiver):
+        steps(model, number=5, broken_from=2)
+        assert list(receiver.losses) == [0, 2]
+    assert [step for step, loss in receiver.losses.items() if math.isnan(loss)] == [2, 4]
+
+
+def test_a_run_without_attention_has_no_last_loss():
+    receiver = Receiver()
+    with scaledot.Watch(store=receiver, every=2):
+        steps(nn.Sequential(nn.Linear(16, 16)), number=4)
+    assert receiver.losses == {}
 
 
 def test_a_grad_scaler_does_not_scale_the_series():

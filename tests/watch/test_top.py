@@ -283,6 +283,14 @@ def test_a_slow_run_is_not_called_silent_too_early(tmp_path):
         assert frame_of(history, "passes", now=now + 400).state == "silent"
 
 
+def test_the_first_two_steps_say_nothing_of_how_often_is_read(tmp_path):
+    with Store(tmp_path / "r.vitals", RunAttributes()) as store:
+        for step, every in ((0, None), (1, None), (2, 1), (52, 50)):
+            store.write([_reading(step, "a", 2)])
+            assert store.flush()
+            assert frame_of(History(store.path), "passes").every == every
+
+
 def test_new_readings_and_scalars_arrive(tmp_path):
     with Store(tmp_path / "r.vitals", RunAttributes()) as store:
         store.write([_reading(0, "a", 2, max_logit=1.0)], [Scalar(0, "loss", 4.0)])

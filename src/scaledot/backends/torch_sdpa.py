@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from scaledot.backends.layout import is_regular
 from scaledot.measure import Result
-from scaledot.problem import Problem
+from scaledot.problem import FLOAT_TYPES, Problem
 
 name = "torch"
 
@@ -93,7 +93,7 @@ def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor 
         or shape[3] != key_shape[3]
         or 0 in shape
         or not key_shape[2]
-        or not (query.dtype == key.dtype == value.dtype and query.is_floating_point())
+        or not (query.dtype == key.dtype == value.dtype and query.dtype in FLOAT_TYPES)
         or not (query.is_cpu and key.is_cpu and value.is_cpu)
         or not (query.stride(3) == key.stride(3) == value.stride(3) == 1)
         or torch.is_autocast_enabled("cpu")

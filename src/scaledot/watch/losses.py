@@ -4,6 +4,7 @@ Tensor.backward, Lightning and accelerate all end in torch.autograd.backward. A 
 is not the loss; what it was given is. Values stay on the device until their step is over.
 """
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ class Losses:
 
     def __init__(self) -> None:
         self._values: list[Tensor] = []
+        self._passed: tuple[int, list[Tensor]] | None = None  # the last step that was not taken
+        self._broken = False  # a loss that is no number was handed on
         _listeners.append(self)
         if not _patches:
             _patches.extend(_made())
@@ -32,17 +35,29 @@ class Losses:
     def add(self, value: Tensor) -> None:
         self._values.append(value.detach())
 
-    def drop(self) -> None:
-        self._values.clear()
-
-    def taken(self, step: int) -> Late | None:
-        """The mean over the step's backward calls, on its way to the host; None: there was none."""
+    def pass_by(self, step: int) -> Late | None:
+        """The step is not looked at. Its loss is kept as the last one; the first of a run that is
+        no number is handed on all the same, where a look at it does not wait for a device."""
         values, self._values = self._values, []
         if not values:
             return None
-        if len(values) == 1:  # its own mean
-            return Late.of(step, LOSS, values[0].reshape(()))
-        return Late.of(step, LOSS, torch.stack([value.reshape(()) for value in values]).mean())
+        self._passed = step, values
+        if self._broken or not all(value.is_cpu for value in values):
+            return None
+        self._broken = not all(math.isfinite(value.item()) for value in values)
+        if not self._broken:
+            return None
+        self._passed = None
+        return _mean(step, values)
+
+    def taken(self, step: int) -> Late | None:
+        """The mean over the step's backward calls, on its way to the host; None: there was none."""
+        values, self._values, self._passed = self._values, [], None
+        return _mean(step, values) if values else None
+
+    def last(self) -> Late | None:
+        """The loss of the last step, where that was passed by."""
+        return None if self._passed is None else _mean(*self._passed)
 
     def remove(self) -> None:
         if self in _listeners:
@@ -51,6 +66,12 @@ class Losses:
             while _patches:
                 _patches.pop().undo()
             _scaled.clear()
+
+
+def _mean(step: int, values: list[Tensor]) -> Late:
+    if len(values) == 1:  # its own mean
+        return Late.of(step, LOSS, values[0].reshape(()))
+    return Late.of(step, LOSS, torch.stack([value.reshape(()) for value in values]).mean())
 
 
 def _made() -> list[Attribute]:

@@ -295,6 +295,7 @@ class Watch:
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
             self._scalars += self._last_numbers(step - 1)
+            self._coming += self._lone_loss(lambda losses: losses.last())
             self._send(step, due)
             return
         self.cadence.close_step()
@@ -302,8 +303,8 @@ class Watch:
             self._last_measured = step
             self._scalars += self._numbers_of(step, optimizer)
             self._coming += self._loss_of(step)
-        elif self._losses is not None:
-            self._losses.drop()
+        else:
+            self._coming += self._lone_loss(lambda losses: losses.pass_by(step))
         self._send(step, due)
         if due and self._steps_looked_at < NOTED:
             self._steps_looked_at += 1
@@ -344,6 +345,13 @@ class Watch:
     def _loss_of(self, step: int) -> list[Late]:
         loss = None if self._losses is None else self._losses.taken(step)
         return [] if loss is None else [loss]
+
+    def _lone_loss(self, ask: Callable[[Losses], Late | None]) -> list[Late]:
+        """Without readings of its step: of a run that has some, and not of one rank of many."""
+        loss = None if self._losses is None else ask(self._losses)
+        if loss is None or self._last_measured < 0 or self._job.together:
+            return []
+        return [loss]
 
     def _deliver(self, all_of_it: bool = False, patience: float = PATIENCE) -> None:
         """Whatever has arrived from the device and the other ranks, oldest first."""

@@ -259,6 +259,16 @@ def test_the_end_is_named_with_its_step(tmp_path):
     facts, verdict = report.examine(path)
     assert [one.step for one in facts.crashes] == [57]
     assert verdict.sentences[0] == "The script ended at step 57 with ValueError: bad batch."
+    assert verdict.state == "unknown"  # not healthy, whatever the heads were
+    assert verdict.headline == (
+        "The script ended with an error; until then none of 5 heads needed attention."
+    )
+
+
+def test_a_run_stopped_by_hand_may_be_healthy(tmp_path):
+    notes = crash.as_note([crash.Crash("interrupt", 57, "KeyboardInterrupt", STARTED + 57)])
+    _, verdict = report.examine(write_run(tmp_path / "r.vitals", crash=notes))
+    assert verdict.state == "healthy"
 
 
 def test_json_says_what_the_report_says(sick_demo, capsys):

@@ -26,9 +26,18 @@ def whole(
     voice: Voice, lesson: Lesson, arguments: Mapping[str, Any], result: Any
 ) -> Iterator[RenderableType]:
     """The lesson, part by part, in the order it is told."""
-    yield _heading(voice, lesson, arguments)
+    yield _heading(voice, lesson, _used(arguments, result))
     yield from _body(voice, lesson.name, result)
     yield from _ending(voice, lesson, arguments, result)
+
+
+def _used(arguments: Mapping[str, Any], result: Any) -> dict[str, Any]:
+    """Where an experiment took fewer of something than it was asked for, what it took."""
+    took = {name: getattr(result, name, asked) for name, asked in arguments.items()}
+    return {
+        name: took[name] if type(took[name]) is type(asked) is int else asked
+        for name, asked in arguments.items()
+    }
 
 
 def _heading(voice: Voice, lesson: Lesson, arguments: Mapping[str, Any]) -> RenderableType:

@@ -39,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
     if args.export:
         from scaledot.lab.server.export import write
 
+        folder = Path(args.export).absolute().parent
+        if not folder.is_dir():
+            return _fail(f"{args.export} cannot be written: there is no folder {folder}")
         print("computing every lesson at every place of its controls: a minute", file=sys.stderr)
         try:
             size = write(Path(args.export), page, args.lang)

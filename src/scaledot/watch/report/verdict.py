@@ -68,7 +68,10 @@ def not_known(facts: Facts) -> list[str]:
     elif facts.readings and facts.watched is None:
         said.append("The store does not say which layers were watched.")
     if 0 < facts.readings < FEW:
-        said.append(f"There are only {count(facts.readings, 'reading')}: a trend needs more.")
+        said.append(
+            f"There are only {count(facts.readings, 'reading')}: a trend needs more; a short run "
+            "gives them with `scaledot run --every 1`."
+        )
     elif facts.every is not None and facts.every > 1:
         said.append(
             f"Every {number(facts.every)} steps were read, as a rule: what came and went in "
@@ -97,13 +100,21 @@ def _state(facts: Facts) -> State:
         return "sick"
     if by_grade(facts.alarms, "warn"):
         return "watch"
-    return "healthy" if facts.readings >= FEWEST else "unknown"
+    return "healthy" if facts.readings >= FEWEST and not _failed(facts) else "unknown"
+
+
+def _failed(facts: Facts) -> bool:
+    """Whether the script itself ended with an error; what it was, the story tells."""
+    return any(crash.kind == "exception" for crash in facts.crashes)
 
 
 def _headline(facts: Facts, state: State) -> str:
     if state == "unknown":
         if not facts.readings:
             return "The store holds no reading, so there is nothing to judge."
+        if facts.readings >= FEWEST:
+            heads = count(facts.heads, "head")
+            return f"The script ended with an error; until then none of {heads} needed attention."
         return f"{count(facts.readings, 'reading')}: too few to judge a training."
     if state == "broken":
         return _broken_headline(facts)

@@ -243,5 +243,6 @@ def _patience(history: History) -> float:
 
 
 def _every(history: History, phase: Phase) -> int | None:
-    gaps = [track.gaps[-1].steps for track in history.tracks[phase].values() if track.gaps]
-    return min(gaps, default=None)
+    """The last gap. Of the first two steps nothing follows: they are always read."""
+    gaps = [track.gaps for track in history.tracks[phase].values() if track.gaps]
+    return min((gap[-1].steps for gap in gaps if len(gap) > 1 or gap[-1].steps > 1), default=None)
