@@ -15,6 +15,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from scaledot.backends.cpu import native
 from scaledot.bench import cases, gpu, provenance, results, table, watch
 from scaledot.bench.cases import Case
 from scaledot.bench.engine import Engine, OnCpu
@@ -195,6 +196,8 @@ def bench(
     """Gate, clock, file, table."""
     console = _console(stderr=as_json, width=table.ROOMY_ON_GPU if origin.gpu else table.ROOMY)
     console.print(table.heading(origin))
+    if not origin.gpu and (reason := native.fault()) is not None:
+        console.print(f"{reason}; without it the bars are not meant to hold", style="yellow")
     begun = perf_counter()
     checks = _examine(engine, console)
     gated = perf_counter()

@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="FILE",
-        help="where the vitals go; a run that is there already is continued "
-        "(default: a new file here, named after the script and the time)",
+        help="where the vitals go; a run that is there already is continued, and steps that come "
+        "again take the place of the old ones (default: a new file here, named after the script "
+        "and the time)",
     )
     parser.add_argument(
         "--replace",

@@ -265,6 +265,17 @@ def test_the_end_is_named_with_its_step(tmp_path):
     )
 
 
+def test_steps_that_were_written_again_are_told(tmp_path):
+    path = write_run(tmp_path / "r.vitals")
+    write_run(path, range(12))
+    facts, verdict = report.examine(path)
+    assert (facts.segments, facts.replaced, facts.last_step) == (2, 60, 11)
+    assert any("holds 60 steps more" in said for said in verdict.unknown)
+    write_run(tmp_path / "s.vitals")
+    write_run(tmp_path / "s.vitals", range(60, 70))
+    assert report.examine(tmp_path / "s.vitals")[0].replaced == 0
+
+
 def test_a_run_stopped_by_hand_may_be_healthy(tmp_path):
     notes = crash.as_note([crash.Crash("interrupt", 57, "KeyboardInterrupt", STARTED + 57)])
     _, verdict = report.examine(write_run(tmp_path / "r.vitals", crash=notes))

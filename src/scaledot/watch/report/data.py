@@ -64,6 +64,7 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
                 "watched": None if facts.watched is None else facts.watched[0],
                 "layers": None if facts.watched is None else facts.watched[1],
                 "dropped": facts.dropped,
+                "replaced": facts.replaced,
             },
             "cost": {
                 "share_of_step_time": facts.cost,

@@ -54,6 +54,7 @@ class Facts:
     cost: float | None  # share of the step time
     step_time: float | None
     dropped: int
+    replaced: int  # steps of earlier segments that later ones wrote again
     coverage: str
     watched: tuple[int, int] | None  # layers of layers; None: not known
     cadence: str
@@ -118,6 +119,7 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         cost=_last(reader, reading.WATCH_COST),
         step_time=_last(reader, reading.STEP_TIME),
         dropped=sum(segment.dropped for segment in segments),
+        replaced=_replaced(reader),
         coverage=coverage,
         watched=watched_in(coverage),
         cadence=str(attributes.more.get("cadence", "")),
@@ -128,6 +130,11 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         peak=_peak(history),
         remedies=remedies_for(alarms),
     )
+
+
+def _replaced(reader: RunReader) -> int:
+    series = [reader.scalars(name) for name in (reading.LOSS, reading.STEP_TIME)]
+    return max(len(one) - len(one.newest()) for one in series)
 
 
 def value_at(series: Series, step: int) -> float | None:

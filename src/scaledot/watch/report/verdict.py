@@ -82,6 +82,11 @@ def not_known(facts: Facts) -> list[str]:
             f"Except for the largest score, this report looks at {facts.history.looked_at:,} of "
             f"{facts.readings:,} readings, evenly chosen."
         )
+    if facts.replaced:
+        said.append(
+            f"The file holds {count(facts.replaced, 'step')} more, of an earlier start with the "
+            "same numbers; they are left out. A new --store keeps two runs apart."
+        )
     if facts.dropped:
         said.append(f"{count(facts.dropped, 'number')} were dropped because the disk was too slow.")
     if facts.readings and not len(facts.loss.steps):
