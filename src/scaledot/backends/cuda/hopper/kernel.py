@@ -19,8 +19,9 @@ that those of both fit into the instruction caches. A team has a power of two of
 consumers are three teams, each with a copy. Nothing in a team's work may make all of its warps meet
 (pipeline.py).
 
-Full tiles are computed without looking for the largest score. Tiles of rows for which that did not
-do are done once more at the end, carefully: a tile of keys then never counts as full.
+Full tiles are computed without looking for the largest score, the first one with a look at a few.
+Tiles of rows for which that did not do are done once more at the end, carefully: a tile of keys
+then never counts as full, and before the first comes one in which all is hidden.
 """
 
 from triton.experimental import gluon

@@ -87,6 +87,7 @@ def _square_query(call, tile, first, stop, pipe):
     for row in range(first, stop, 4 // BLOCKS * FOUR):
         q = in_lines(pipe.q.index(row // plan.TEAM), plan.TEAM * plan.D)
         lines = row % plan.TEAM // FOUR
+        # Four lines by four: of as many blocks of columns as there are, then of the next rows.
         a, b, c, d = load_four(
             q,
             lines,
