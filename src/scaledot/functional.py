@@ -397,7 +397,7 @@ def backend_for(
     """Takes `attention`'s arguments; vitals=True asks for its twin, no value for `vitals`."""
     asked = kwargs.pop("backend", None)
     wants_vitals = kwargs.pop("vitals", False) or value is None
-    for name in kwargs.keys() - inspect.signature(attention_with_vitals).parameters.keys():
+    for name in kwargs.keys() - inspect.signature(describe).parameters.keys():
         raise TypeError(f"backend_for() got an unexpected keyword {name!r}; it takes attention's")
     tensors = autocast(query, key) if value is None else autocast(query, key, value)
     query, key, *rest = tensors
