@@ -59,7 +59,8 @@ def kinds() -> list[Kind]:
 
 
 def candidates(kind: Kind) -> list[tuple]:
-    """What `config_for` says, and other first pivots, orders, runs, waits and cuts of a tile."""
+    """What `config_for` says, other first pivots, tiles as one text, and without it other orders,
+    runs, waits and cuts of a tile."""
     from scaledot.backends.cuda.hopper.launch import config_for
 
     moments = _moments(_inputs(kind, "meta"), _settings(kind))
@@ -68,12 +69,15 @@ def candidates(kind: Kind) -> list[tuple]:
     waits = (False, True) if kind.values else (False,)
     cuts = (False,) if moments == "all" else (False, True)
     others = [
-        chosen._replace(order=order, at_once=at_once, run=run, early=early, quarters=quarters)
+        chosen._replace(
+            order=order, at_once=at_once, run=run, early=early, quarters=quarters, in_place=False
+        )
         for order, at_once, run, early, quarters in itertools.product(
             ORDERS, AT_ONCE, RUNS, waits, cuts
         )
     ]
-    others = [chosen, chosen._replace(few=not chosen.few), *others]
+    in_place = [chosen._replace(in_place=True, run=8, early=early) for early in waits]
+    others = [chosen, chosen._replace(few=not chosen.few), *in_place, *others]
     return list(dict.fromkeys(map(tuple, others)))
 
 

@@ -77,6 +77,7 @@ CASES = {
     "no statistics": ("bf16", 128, 4096, True, None, True, False, "no"),
     "all sums": ("bf16", 256, 4096, True, "all", True, False, "both"),
     "float16, packed, window": ("fp16", 64, 4096, True, "all", True, True, "query"),
+    "in place": ("bf16", 64, 4096, True, "all", True, False, "both"),
     "three consumers": ("bf16", 128, 16384, False, "none", False, False, "query"),
 }
 

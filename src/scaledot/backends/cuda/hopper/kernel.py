@@ -5,7 +5,7 @@ into shared memory (producer.py); two or three consumer warpgroups own 64 rows e
 every tile of keys j,
 
     S_j = Q K_j^T            on the tensor cores
-    P_j, sums                softmax.py
+    P_j, sums                softmax.py, or in_place.py
     O = alpha O + P_j V_j    on the tensor cores
 
 (walk.py), then store what became of them (finish.py). Two more warps square query and keys for the
@@ -180,6 +180,7 @@ def attend(
     QUARTERS: gl.constexpr,
     ORDER: gl.constexpr,
     AT_ONCE: gl.constexpr,
+    IN_PLACE: gl.constexpr,
     RUN: gl.constexpr,
     FEW: gl.constexpr,
     VALUES: gl.constexpr,
@@ -206,6 +207,7 @@ def attend(
         QUARTERS,
         ORDER,
         AT_ONCE,
+        IN_PLACE,
         RUN,
         FEW,
         VALUES,

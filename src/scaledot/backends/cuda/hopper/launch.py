@@ -34,13 +34,14 @@ class Config(NamedTuple):
     quarters: bool = False
     order: str = "lptwab"  # of the sums, see softmax.add_few
     at_once: int = 2
+    in_place: bool = False  # full tiles of keys as one text for the assembler; with runs
     run: int = 1  # full tiles of keys that are one chain of additions to two of the sums
     few: bool = True  # the first pivot is the largest of a few scores, not of a tile
 
 
 def config_for(width: int, keys: int, *, values: bool, moments: str | None, causal: bool) -> Config:
-    """By the widest of the tensors and what the pass sums: what was fastest where 214, and later
-    another 88, were timed (`python -m benchmarks.kernels` looks again).
+    """By the widest of the tensors and what the pass sums: what was fastest of all that were timed
+    (docs/kernels.md; `python -m benchmarks.kernels` looks again).
 
     moments: None without statistics. Three consumers keep the exponential units busy, but with all
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
@@ -60,14 +61,14 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     config = config._replace(turns=True, early=moments == "all")
     if narrow and moments is None:
         return config._replace(consumers=2 if causal and keys < 8192 else 3, early=causal)
+    config = config._replace(run=8)
     if narrow and moments == "none" and keys >= 8192:
-        return config._replace(consumers=3, early=True, at_once=4)
+        return config._replace(consumers=3, early=True, in_place=True, few=False)
+    if narrow and moments == "all":
+        return config._replace(in_place=True)
     if narrow:
-        return config._replace(order="tlpwab" if moments == "none" else "wpltba", run=8)
-    config = config._replace(quarters=False, run=1 if moments == "all" else 8)
-    if moments == "none":
-        return config._replace(order="tlpwab", few=keys < 8192)
-    return config
+        return config._replace(order="tlpwab" if moments == "none" else "wpltba")
+    return config._replace(quarters=False, in_place=moments in ("none", "all"))
 
 
 class Passed(NamedTuple):

@@ -54,6 +54,7 @@ class Pipe:
 def new_pipe(plan, q_desc, k_desc, v_desc):
     gl.static_assert(plan.STAGES == 2, "a loader is one step ahead, and barriers are numbered so")
     gl.static_assert(plan.CONSUMERS == 2 or plan.CONSUMERS == 3, "one team, or three")
+    gl.static_assert(plan.RUN > 1 or not plan.IN_PLACE, "in place sums grow over a run")
     D: gl.constexpr = plan.D
     V: gl.constexpr = plan.V
     KEYS: gl.constexpr = plan.KEYS

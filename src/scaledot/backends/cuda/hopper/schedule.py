@@ -26,6 +26,7 @@ class Plan:
     QUARTERS: gl.constexpr  # the exponentials of a tile in four parts, one after the other
     ORDER: gl.constexpr  # of the sums that a score joins, see softmax.add_few
     AT_ONCE: gl.constexpr  # scores that join one sum before the next
+    IN_PLACE: gl.constexpr  # full tiles of keys as one text for the assembler, see in_place.py
     RUN: gl.constexpr  # full tiles of keys that are one chain of additions to l and a
     FEW: gl.constexpr  # a row's first pivot is the largest of a few scores, not of a tile
     VALUES: gl.constexpr  # False: scores only
@@ -58,6 +59,7 @@ class Plan:
         QUARTERS,
         ORDER,
         AT_ONCE,
+        IN_PLACE,
         RUN,
         FEW,
         VALUES,
@@ -87,10 +89,12 @@ class Plan:
         self.QUARTERS = gl.constexpr(QUARTERS)
         self.ORDER = gl.constexpr(ORDER)
         self.AT_ONCE = gl.constexpr(AT_ONCE)
-        self.RUN = gl.constexpr(RUN if STATISTICS and dtype == gl.bfloat16 else 1)
+        steady = dtype == gl.bfloat16
+        self.IN_PLACE = gl.constexpr(IN_PLACE and STATISTICS and steady)
+        self.RUN = gl.constexpr(RUN if STATISTICS and steady else 1)
         # Only the first tile's values are cleaned, see walk.clean: it must not be one more tile.
         cleans = LENGTHS or PACKED
-        self.FEW = gl.constexpr(FEW and dtype == gl.bfloat16 and not LEFT and not cleans)
+        self.FEW = gl.constexpr(FEW and steady and not LEFT and not cleans)
         self.VALUES = gl.constexpr(VALUES)
         self.STATISTICS = gl.constexpr(STATISTICS)
         self.MOMENTS = gl.constexpr(MOMENTS)
@@ -103,7 +107,7 @@ class Plan:
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.NARROW = gl.constexpr(NARROW)
         self.SQUARES = gl.constexpr(SQUARES)
-        self.STEADY = gl.constexpr(dtype == gl.bfloat16)
+        self.STEADY = gl.constexpr(steady)
         self.dtype = gl.constexpr(dtype)
 
 

@@ -333,16 +333,16 @@ def by_thread(x):
 def first_score(s, like):
     """The score of the tile's first key, as it lies in the first of the row's threads."""
     home: gl.constexpr = like.type.layout
-    return at_home(gl.split(by_thread(first_eight(s)))[0], home)
+    return at_home(gl.split(by_thread(first_columns(s, 8)))[0], home)
 
 
 @gluon.jit
-def first_eight(s):
-    """The first eight columns: two of each of a row's threads."""
-    if s.shape[1] == 8:
+def first_columns(s, n: gl.constexpr):
+    """Of eight, each of a row's threads has two."""
+    if s.shape[1] == n:
         return s
     else:
-        return first_eight(halves(s)[0])
+        return first_columns(halves(s)[0], n)
 
 
 @gluon.jit

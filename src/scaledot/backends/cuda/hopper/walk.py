@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 
 from scaledot.backends.cuda.hopper.finish import scale_of, store_moments
+from scaledot.backends.cuda.hopper.in_place import add_in_place, begin_run, end_run
 from scaledot.backends.cuda.hopper.pipeline import (
     Pipe,
     hand_back_keys,
@@ -26,7 +27,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     bend,
     by_row,
     columns_before,
-    first_eight,
+    first_columns,
     follow,
     from_pivot,
     move_pivot,
@@ -142,7 +143,10 @@ class Rows:
         nought = self.call.keys >> 31  # a number of keys has no sign
         MOMENTS: gl.constexpr = sums_moments(plan, MASKED)
         scale = scale_of(self.call)
-        return add_tile(s, sums, visible, scale, nought, plan, MASKED, STEADY, MOMENTS)
+        if plan.IN_PLACE and not MASKED:
+            return add_in_place(s, sums, scale, plan, MOMENTS)
+        else:
+            return add_tile(s, sums, visible, scale, nought, plan, MASKED, STEADY, MOMENTS)
 
     @gluon.jit
     def measure(self, s, sums, j, MASKED: gl.constexpr):
@@ -161,10 +165,26 @@ class Rows:
         sums = no_sums(self.zero)
         if plan.FEW:
             s = self.seen(s, j, True)
-            top = by_row(gl.max(first_eight(s), 1), sums.pivot)
+            top = by_row(gl.max(first_columns(s, 8), 1), sums.pivot)
             return self.add(s, from_pivot(top * scale_of(self.call), sums), j, True, True)
         else:
             return self.measure(s, sums, j, True)
+
+
+@gluon.jit
+def begin_of_run(rows, sums):
+    if rows.call.plan.IN_PLACE:
+        return begin_run(rows.zero, sums)
+    else:
+        return of_one_run(sums)
+
+
+@gluon.jit
+def end_of_run(rows, sums, before):
+    if rows.call.plan.IN_PLACE:
+        return end_run(sums, before)
+    else:
+        return with_runs_before(sums, before)
 
 
 @gluon.constexpr_function
@@ -214,13 +234,13 @@ def measure_keys(rows, tile, step, NTH: gl.constexpr):
         stop = tile.full_start
         if plan.RUN > 1:
             stop = gl.maximum(j - (plan.RUN - 1), stop)
-            sums = of_one_run(sums)
+            sums = begin_of_run(rows, sums)
         while j >= stop:
             sums, _ = rows.measure(rows.scores(step, False), sums, j, False)
             step += 1
             j -= 1
         if plan.RUN > 1:
-            sums = with_runs_before(sums, before)
+            sums = end_of_run(rows, sums, before)
     if plan.LEFT:
         while j >= tile.start:
             sums, _ = rows.measure(rows.scores(step, False), sums, j, True)
@@ -258,12 +278,12 @@ def attend_keys(rows, tile, step, NTH: gl.constexpr):
         while j >= tile.full_start:
             before = sums
             stop = gl.maximum(j - (plan.RUN - 1), tile.full_start)
-            sums = of_one_run(sums)
+            sums = begin_of_run(rows, sums)
             while j >= stop:
                 sums, acc, p = attend_next(rows, j, step, sums, acc, p, False)
                 step += 1
                 j -= 1
-            sums = with_runs_before(sums, before)
+            sums = end_of_run(rows, sums, before)
     else:
         while j >= tile.full_start:
             sums, acc, p = attend_next(rows, j, step, sums, acc, p, False)
