@@ -261,13 +261,12 @@ def test_stalled_disk_drops_and_counts_and_never_blocks(path, caplog):
             other.execute("BEGIN IMMEDIATE")  # no commit of another connection gets through
             store.write(readings(0))
             wait_for(lambda: not store._queue)  # the thread has it and waits for the lock
-            slowest = 0.0
+            began = time.monotonic()
             for step in range(1, 100):
-                start = time.perf_counter()
                 store.write(readings(step))
-                slowest = max(slowest, time.perf_counter() - start)
+            took = time.monotonic() - began
             other.execute("ROLLBACK")
-        assert slowest < 0.2
+        assert took < 5  # SQLite waits 0.2 s for the lock: behind it this would take 20 s
         assert store.dropped == 3 * (99 - 10)
         assert store.flush()
         store.write(readings(100))
