@@ -39,14 +39,14 @@ def carried_out(text, registers):
     registers = dict(registers)
     for statement in text.strip("{} ").split(";"):
         words = re.findall(r"[^\s,]+", statement)
-        if not words or words[0] == ".reg":
+        if not words or words[0] in (".reg", "setp.lt.s32", "@never") or "wait" in words[0]:
             continue
         operation, target, *sources = words
         registers[target] = np.float32(OPERATIONS[operation](*(registers[s] for s in sources)))
     return registers
 
 
-def tile(moments, generator):
+def tile(moments, generator, order="lptwab", at_once=2, cut=0):
     """(scores, the state before, P, the state after) of one thread."""
     scores = generator.normal(size=SCORES).astype(np.float32)
     state = np.abs(generator.normal(size=SCORES)).astype(np.float32)
@@ -55,14 +55,26 @@ def tile(moments, generator):
     pivots[1], pivots[3] = pivots[0], pivots[2]  # of a row there is one
     registers = {f"${i}": number for i, number in enumerate(scores)}
     registers |= {f"${3 * SCORES + i}": number for i, number in enumerate(state)}
-    after = carried_out(in_place.tile_text(SCORES, moments), registers)
+    after = carried_out(in_place.tile_text(SCORES, moments, order, at_once, cut), registers)
     p = np.array([after[f"${i}"] for i in range(SCORES)])
     return scores, state, p, after
 
 
+WRITTEN = [  # sums of which order, how many scores at a time, the wait behind how many
+    ("lptwab", 2, 0),
+    ("lwtpab", 1, 0),
+    ("pltwab", 4, 0),
+    ("lwtpab", 1, 32),
+    ("tpwlab", 4, 24),
+    ("wtplab", 2, 8),
+    ("lwtpab", 4, 64),
+]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize("moments", [False, True])
-def test_every_score_joins_every_sum_of_its_row(moments):
-    scores, state, p, after = tile(moments, np.random.default_rng(3))
+def test_every_score_joins_every_sum_of_its_row(moments, written):
+    scores, state, p, after = tile(moments, np.random.default_rng(3), *written)
     pivot, scale = state[EACH * PIVOT :], state[EACH * SCALE]
     for column in (0, 1):
         for row in (0, 1):
@@ -79,8 +91,9 @@ def test_every_score_joins_every_sum_of_its_row(moments):
                 np.testing.assert_allclose(found, state[at] + expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_largest_p_of_a_row_is_in_its_first_column():
-    _, state, p, after = tile(False, np.random.default_rng(4))
+@pytest.mark.parametrize("written", WRITTEN)
+def test_the_largest_p_of_a_row_is_in_its_first_column(written):
+    _, state, p, after = tile(False, np.random.default_rng(4), *written)
     for row in (0, 1):
         at = EACH * TOP + 2 * row
         of_row = [p[i] for i in range(SCORES) if i // 2 % 2 == row]
@@ -93,3 +106,20 @@ def test_what_is_not_summed_is_not_touched():
     written = {int(name[1:]) - SCORES for name in after if name.startswith("$")}
     written = {at for at in written if 0 <= at < SCORES}
     assert written == set(range(EACH * A))
+
+
+@pytest.mark.parametrize("cut", [8, 24, 32, 64])
+def test_the_wait_stands_behind_so_many_exponentials(cut):
+    """A fence right before it; all sums before it only where all exponentials are."""
+    text = in_place.tile_text(SCORES, False, "tpwlab", 4, cut)
+    before, behind = text.split("wgmma.wait_group.sync.aligned 0;")
+    assert before.endswith("@never pmevent 1;")
+    assert before.count("ex2.approx") == cut
+    assert behind.count("ex2.approx") == SCORES - cut
+    assert bool(behind.count("add.f32")) == (cut < SCORES)
+
+
+def test_nothing_is_awaited_where_nothing_is_on_its_way():
+    text = in_place.tile_text(SCORES, True, "lptwab", 2, 0)
+    assert "wgmma" not in text
+    assert "pmevent" not in text

@@ -3,8 +3,13 @@
 Written in Gluon, each sum of a tile is a new number, and the assembler has its own mind about their
 order: it takes the exponentials first and leaves most sums to the end, where the units for
 exponentials have nothing to do. Where it finds numbers that change in place, it puts the sums of a
-score beside the exponential of a later one, in whatever order they are written. So here is all of a
-tile (`Config.in_place`): scores become P in their registers, and sums grow in theirs.
+score beside the exponential of a later one. So here is all of a tile (`Config.in_place`): scores
+become P in their registers, and sums grow in theirs.
+
+Where P V of the tile before is still on its way, the wait for it stands in the text, too, behind
+`Config.cut` exponentials: left alone, the assembler waits where it first runs out of registers,
+before that product is done. Sums come AHEAD exponentials after their own, so that those before the
+wait need not be awaited there.
 
 A thread has two of each sum and row, for even and for odd columns: one alone is a chain of
 additions that wait for each other. They are kept as [m, 8] over a run of tiles, then join the
@@ -26,6 +31,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     spread,
 )
 
+AHEAD = 8
 EACH = 4  # numbers of a kind that a thread has: of even and odd columns, of two rows
 L, W, P2, TOP, A, B, PIVOT, SCALE = range(8)  # the kinds, as they stand in the state
 
@@ -52,7 +58,8 @@ def end_run(sums, before):
 
 @gluon.jit
 def add_in_place(s, sums, scale, plan, MOMENTS: gl.constexpr):
-    """The sums of a run with one more tile of scores, and P in the type of the values."""
+    """The sums of a run with one more tile of scores, and P in the type of the values. Unless that
+    was awaited before, or never asked for, P V of the tile before is there then."""
     first = first_score(s, sums.first)
     pivot = spread(sums.pivot, sums.l)
     scale = gl.zeros_like(sums.l) + scale
@@ -61,12 +68,13 @@ def add_in_place(s, sums, scale, plan, MOMENTS: gl.constexpr):
         joined(joined(sums.a, sums.b), joined(pivot, scale)),
     )
     n: gl.constexpr = s.shape[1] // 2  # scores of a thread
+    CUT: gl.constexpr = plan.CUT if plan.VALUES and not plan.EARLY else 0
     p, state = gl.inline_asm_elementwise(
-        tile_text(n, MOMENTS),
+        tile_text(n, MOMENTS, plan.ORDER, plan.AT_ONCE, CUT),
         tile_constraints(n),
         [s, as_wide_as(s, state)],
         dtype=(gl.float32, gl.float32),
-        is_pure=True,
+        is_pure=CUT == 0,
         pack=n,
     )
     left, right = halves(first_columns(state, 64))
@@ -96,38 +104,65 @@ def tile_constraints(n):
 
 
 @gluon.constexpr_function
-def tile_text(n, moments):
-    """n scores of a thread: two columns of one row, the same two of the other, the next two."""
+def tile_text(n, moments, order, at_once, cut):
+    """n scores of a thread: two columns of one row, the same two of the other, the next two.
 
+    `at_once` of them join one sum before the next, in `order`. cut: 0, or how many exponentials
+    come before the wait. Nothing is moved over a `pmevent`, even one that never comes.
+    """
+    ahead = AHEAD if cut else 0
+    parts = []
+    for start in range(0, n + ahead, at_once):
+        few = range(start, min(start + at_once, n))
+        summed = range(max(start - ahead, 0), max(start - ahead + at_once, 0))
+        parts.append(_powers(few) + _sums(n, summed, order if moments else order.strip("ab")))
+    text = "{ .reg .pred never; .reg .b32 larger; .reg .f32 scale, below0, below1;"
+    text += "".join(f".reg .f32 u{i};" for i in range(n))
+    for i in range(EACH * (PIVOT if moments else A)):
+        text += f"mov.f32 ${n + i}, {_before(n, 0, i)};"
+    text += f"mov.f32 scale, {_before(n, SCALE, 0)};"
+    text += f"neg.f32 below0, {_before(n, PIVOT, 0)}; neg.f32 below1, {_before(n, PIVOT, 2)};"
+    if cut:
+        fence = "@never pmevent 1;"
+        text += f"setp.lt.s32 never, {_before(n, TOP, 0)}, 0; {fence}"  # P is not negative
+        wait = fence + "wgmma.wait_group.sync.aligned 0;"
+        parts.insert(cut // at_once if cut < n else len(parts), wait)
+    return text + "".join(parts) + "}"
+
+
+@gluon.constexpr_function
+def _powers(few):
+    exponents = (f"fma.rn.f32 u{i}, ${i}, scale, below{i // 2 % 2};" for i in few)
+    return "".join([*exponents, *(f"ex2.approx.ftz.f32 ${i}, u{i};" for i in few)])
+
+
+@gluon.constexpr_function
+def _sums(n, few, order):
     def total(kind, i):
         return f"${n + EACH * kind + i % EACH}"
 
-    def before(kind, i):
-        return f"${3 * n + EACH * kind + i}"
+    text = ""
+    for kind in order:
+        for i in few:
+            p, u = f"${i}", f"u{i}"
+            if kind == "l":
+                text += f"add.f32 {total(L, i)}, {total(L, i)}, {p};"
+            if kind == "p":
+                text += f"fma.rn.f32 {total(P2, i)}, {p}, {p}, {total(P2, i)};"
+            if kind == "w":
+                text += f"fma.rn.f32 {total(W, i)}, {p}, {u}, {total(W, i)};"
+            if kind == "a":
+                text += f"add.f32 {total(A, i)}, {total(A, i)}, {u};"
+            if kind == "b":
+                text += f"fma.rn.f32 {total(B, i)}, {u}, {u}, {total(B, i)};"
+            if kind == "t" and i % 2 == 1:
+                # Not negative, so in order as integers: three at a time.
+                top = total(TOP, i - 1)
+                text += f"max.s32 larger, ${i - 1}, {p}; max.s32 {top}, {top}, larger;"
+    return text
 
-    text = "{ .reg .b32 larger; .reg .f32 scale, below0, below1;"
-    text += "".join(f".reg .f32 u{i};" for i in range(n))
-    for i in range(EACH * (PIVOT if moments else A)):
-        text += f"mov.f32 ${n + i}, {before(0, i)};"
-    text += f"mov.f32 scale, {before(SCALE, 0)};"
-    text += f"neg.f32 below0, {before(PIVOT, 0)}; neg.f32 below1, {before(PIVOT, 2)};"
-    for i in range(0, n, 2):
-        j = i + 1
-        for k in (i, j):
-            text += f"fma.rn.f32 u{k}, ${k}, scale, below{i // 2 % 2};"
-        for k in (i, j):
-            text += f"ex2.approx.ftz.f32 ${k}, u{k};"
-        for k in (i, j):
-            text += f"add.f32 {total(L, k)}, {total(L, k)}, ${k};"
-        for k in (i, j):
-            text += f"fma.rn.f32 {total(P2, k)}, ${k}, ${k}, {total(P2, k)};"
-        # Not negative, so in order as integers: three at a time.
-        text += f"max.s32 larger, ${i}, ${j}; max.s32 {total(TOP, i)}, {total(TOP, i)}, larger;"
-        for k in (i, j):
-            text += f"fma.rn.f32 {total(W, k)}, ${k}, u{k}, {total(W, k)};"
-        if moments:
-            for k in (i, j):
-                text += f"add.f32 {total(A, k)}, {total(A, k)}, u{k};"
-            for k in (i, j):
-                text += f"fma.rn.f32 {total(B, k)}, u{k}, u{k}, {total(B, k)};"
-    return text + "}"
+
+@gluon.constexpr_function
+def _before(n, kind, i):
+    """A number of the state before the tile."""
+    return f"${3 * n + EACH * kind + i}"

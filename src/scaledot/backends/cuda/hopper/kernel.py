@@ -38,6 +38,7 @@ from scaledot.backends.cuda.hopper.pipeline import (
     let_next_begin,
     new_pipe,
     one_per_thread,
+    pass_turn,
     take_turns,
     wait_for_values,
 )
@@ -82,6 +83,7 @@ def consume(call, pipe, NTH: gl.constexpr):
                 if plan.STEADY:
                     rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, NTH), row_layout)
                     outgrew = outgrew | (rows_out << (round & 31))
+        pass_turn(who, step, plan, ALONE=True)
         missed = 0
         if plan.STEADY and careful == 0:
             missed = gl.reduce(outgrew, 0, either)
@@ -181,6 +183,7 @@ def attend(
     ORDER: gl.constexpr,
     AT_ONCE: gl.constexpr,
     IN_PLACE: gl.constexpr,
+    CUT: gl.constexpr,
     RUN: gl.constexpr,
     FEW: gl.constexpr,
     VALUES: gl.constexpr,
@@ -208,6 +211,7 @@ def attend(
         ORDER,
         AT_ONCE,
         IN_PLACE,
+        CUT,
         RUN,
         FEW,
         VALUES,

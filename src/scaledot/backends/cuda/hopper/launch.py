@@ -35,6 +35,7 @@ class Config(NamedTuple):
     order: str = "lptwab"  # of the sums, see softmax.add_few
     at_once: int = 2
     in_place: bool = False  # full tiles of keys as one text for the assembler; with runs
+    cut: int = 32  # exponentials in it, of a thread, before P V of the last tile is awaited
     run: int = 1  # full tiles of keys that are one chain of additions to two of the sums
     few: bool = True  # the first pivot is the largest of a few scores, not of a tile
 
@@ -58,17 +59,19 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
         return config._replace(consumers=2 if wide else 3)
     if wide:
         return config._replace(keys=64, quarters=False, order="plwtab")
-    config = config._replace(turns=True, early=moments == "all")
-    if narrow and moments is None:
-        return config._replace(consumers=2 if causal and keys < 8192 else 3, early=causal)
-    config = config._replace(run=8)
+    config = config._replace(turns=True, quarters=False)
+    if moments is None:
+        if narrow:
+            return config._replace(consumers=2 if causal and keys < 8192 else 3, early=causal)
+        return config
+    config = config._replace(in_place=True, run=8)
     if narrow and moments == "none" and keys >= 8192:
-        return config._replace(consumers=3, early=True, in_place=True, few=False)
-    if narrow and moments == "all":
-        return config._replace(in_place=True)
+        return config._replace(consumers=3, early=True, order="pltwab", at_once=4)
     if narrow:
-        return config._replace(order="tlpwab" if moments == "none" else "wpltba")
-    return config._replace(quarters=False, in_place=moments in ("none", "all"))
+        return config._replace(order="lwtpab", at_once=1, cut=32)
+    if moments == "all":
+        return config._replace(order="lwtpab", at_once=4, cut=64)
+    return config._replace(order="tpwlab", at_once=4, cut=24)
 
 
 class Passed(NamedTuple):

@@ -20,13 +20,9 @@ KEYS_READY = gl.constexpr(4)  # one a consumer and stage; for consumers that are
 VALUES_READY = gl.constexpr(8)
 KEYS_BACK = gl.constexpr(12)  # one a stage
 VALUES_BACK = gl.constexpr(14)
+TURN = gl.constexpr(6)  # one a consumer, of three teams
 AGREEMENT = 9  # of three teams
-
-
-@gluon.constexpr_function
-def first_turn(plan):
-    """One a consumer."""
-    return 2 if plan.TOGETHER else 6
+VALUE_WAITERS = gl.constexpr(128 + 32)  # threads: a consumer and whoever tells it
 
 
 @aggregate
@@ -76,20 +72,27 @@ def new_barriers(number: gl.constexpr):
 
 
 @gluon.jit
+def stage_of(step, plan):
+    """Which buffer. By a mask: consumers wait for the number before each product."""
+    return step & (plan.STAGES - 1)
+
+
+@gluon.jit
 def wait_full(full, step, plan):
     """The buffer of a step is full when its mbarrier has turned over once more."""
-    mbarrier.wait(full.index(step % plan.STAGES), (step // plan.STAGES) & 1)
+    mbarrier.wait(full.index(stage_of(step, plan)), (step // plan.STAGES) & 1)
 
 
 @gluon.jit
 def wait_for_keys(pipe, step, who, plan):
     """A consumer, for the keys of a step; before the first of a tile of rows, its task and query.
+    Where consumers are one team and take turns: for its turn, too.
 
     who: the number of the thread's consumer, see `consumer_of_thread`.
     """
     if plan.TOGETHER:
-        number = who * plan.STAGES + (step % plan.STAGES + KEYS_READY)
-        _named_barrier(number, barrier_text("sync", 128 + 32))
+        number = who * plan.STAGES + (stage_of(step, plan) + KEYS_READY)
+        _named_barrier(number, barrier_text("sync", key_waiters(plan)))
     else:
         wait_full(pipe.k_full, step, plan)
 
@@ -97,28 +100,28 @@ def wait_for_keys(pipe, step, who, plan):
 @gluon.jit
 def wait_for_values(pipe, step, who, plan):
     if plan.TOGETHER:
-        number = who * plan.STAGES + (step % plan.STAGES + VALUES_READY)
-        _named_barrier(number, barrier_text("sync", 128 + 32))
+        number = who * plan.STAGES + (stage_of(step, plan) + VALUES_READY)
+        _named_barrier(number, barrier_text("sync", VALUE_WAITERS))
     else:
         wait_full(pipe.v_full, step, plan)
 
 
 @gluon.jit
-def tell(NUMBER: gl.constexpr, step, plan):
+def tell(NUMBER: gl.constexpr, step, THREADS: gl.constexpr, plan):
     """Each consumer that what it waits for is there."""
     for who in gl.static_range(plan.CONSUMERS):
-        meet("arrive", who * plan.STAGES + (step % plan.STAGES + NUMBER), 1, 128 + 32)
+        meet("arrive", who * plan.STAGES + (stage_of(step, plan) + NUMBER), 1, THREADS)
 
 
 @gluon.jit
 def hand_back_keys(step, WARPS: gl.constexpr, plan):
     """So many warps have read the keys of a step."""
-    meet("arrive", KEYS_BACK + step % plan.STAGES, WARPS, key_readers(plan))
+    meet("arrive", KEYS_BACK + stage_of(step, plan), WARPS, key_readers(plan))
 
 
 @gluon.jit
 def hand_back_values(step, plan):
-    meet("arrive", VALUES_BACK + step % plan.STAGES, plan.TEAM // 16, value_readers(plan))
+    meet("arrive", VALUES_BACK + stage_of(step, plan), plan.TEAM // 16, value_readers(plan))
 
 
 @gluon.constexpr_function
@@ -132,30 +135,44 @@ def value_readers(plan):
     return 128 * plan.CONSUMERS + 32
 
 
+@gluon.constexpr_function
+def key_waiters(plan):
+    """Threads: a consumer, whoever tells it, and the other consumer, if that passes on the turn."""
+    return 128 + 32 + (128 if plan.TURNS else 0)
+
+
 @gluon.jit
 def wait_turn(who, plan):
-    if plan.TURNS:
-        _named_barrier(who + first_turn(plan), barrier_text("sync", 256))
+    if plan.TURNS and not plan.TOGETHER:  # else it comes with the keys
+        _named_barrier(who + TURN, barrier_text("sync", 256))
 
 
 @gluon.jit
-def pass_turn(who, plan):
+def pass_turn(who, step, plan, ALONE: gl.constexpr):
+    """The first consumer's turn goes to the second one's same step, that to the first one's next.
+    ALONE: at a step with S alone or nothing at all, at which three teams take no turns."""
     if plan.TURNS:
-        _named_barrier((who + 1) % plan.CONSUMERS + first_turn(plan), barrier_text("arrive", 256))
+        if plan.TOGETHER:
+            number = (1 - who) * plan.STAGES + (stage_of(step + who, plan) + KEYS_READY)
+            _named_barrier(number, barrier_text("arrive", key_waiters(plan)))
+        elif not ALONE:
+            _named_barrier((who + 1) % plan.CONSUMERS + TURN, barrier_text("arrive", 256))
 
 
 @gluon.jit
 def take_turns(who, plan):
     """The first goes first."""
     if plan.TURNS:
-        text: gl.constexpr = last_text(plan.CONSUMERS - 1, first_turn(plan))
-        _named_barrier(who, text)
+        if plan.TOGETHER:
+            _named_barrier(who, last_text(1, KEYS_READY, key_waiters(plan)))
+        else:
+            _named_barrier(who, last_text(plan.CONSUMERS - 1, TURN, 256))
 
 
 @gluon.constexpr_function
-def last_text(last, number):
+def last_text(last, number, threads):
     return (
-        f"{{ .reg .pred last; setp.eq.s32 last, $1, {last}; @last bar.arrive {number}, 256;"
+        f"{{ .reg .pred last; setp.eq.s32 last, $1, {last}; @last bar.arrive {number}, {threads};"
         "mov.b32 $0, $1; }"
     )
 

@@ -13,9 +13,12 @@ from scaledot.backends.cuda.hopper.pipeline import (
     KEYS_READY,
     VALUES_BACK,
     VALUES_READY,
+    VALUE_WAITERS,
     in_round,
     key_readers,
+    key_waiters,
     meet,
+    stage_of,
     tell,
     value_readers,
     wait_full,
@@ -57,7 +60,7 @@ def load_keys(call, pipe, q_desc, k_desc):
         if step > first:
             _wait_for_keys_back(step - 1, plan)
         publish_end(pipe)
-        mbarrier.arrive(pipe.k_full.index(step % plan.STAGES), count=1)
+        mbarrier.arrive(pipe.k_full.index(stage_of(step, plan)), count=1)
         _tell_of_keys(pipe, step, plan)
         _wait_for_keys_back(step, plan)
         step += 1
@@ -81,7 +84,7 @@ def load_values(call, pipe, v_desc):
                     for back in range(tile.stop - tile.start):
                         if step >= first + plan.STAGES:
                             _wait_for_values_back(step - plan.STAGES, plan)
-                        stage = step % plan.STAGES
+                        stage = stage_of(step, plan)
                         full = pipe.v_full.index(stage)
                         mbarrier.expect(full, v_desc.block_type.nbytes)
                         place = _place_of_keys(call, tile, back)
@@ -90,7 +93,7 @@ def load_values(call, pipe, v_desc):
                         step += 1
             if step >= first + plan.STAGES:
                 _wait_for_values_back(step - plan.STAGES, plan)
-            mbarrier.arrive(pipe.v_full.index(step % plan.STAGES), count=1)
+            mbarrier.arrive(pipe.v_full.index(stage_of(step, plan)), count=1)
             _tell_of_values(pipe, step, plan)
             if step > first:
                 _wait_for_values_back(step - 1, plan)
@@ -103,7 +106,7 @@ def load_values(call, pipe, v_desc):
 @gluon.jit
 def _copy_query(call, tile, q_desc, k_desc, pipe, step):
     plan = call.plan
-    full = pipe.k_full.index(step % plan.STAGES)
+    full = pipe.k_full.index(stage_of(step, plan))
     teams: gl.constexpr = plan.ROWS // plan.TEAM
     query_bytes: gl.constexpr = q_desc.block_type.nbytes * teams
     mbarrier.expect(full, k_desc.block_type.nbytes + query_bytes)
@@ -114,12 +117,12 @@ def _copy_query(call, tile, q_desc, k_desc, pipe, step):
 
 @gluon.jit
 def _expect_keys(k_desc, pipe, step, plan):
-    mbarrier.expect(pipe.k_full.index(step % plan.STAGES), k_desc.block_type.nbytes)
+    mbarrier.expect(pipe.k_full.index(stage_of(step, plan)), k_desc.block_type.nbytes)
 
 
 @gluon.jit
 def _copy_keys(call, tile, back, k_desc, pipe, step):
-    stage = step % call.plan.STAGES
+    stage = stage_of(step, call.plan)
     place = _place_of_keys(call, tile, back)
     tma.async_copy_global_to_shared(k_desc, place, pipe.k_full.index(stage), pipe.k.index(stage))
 
@@ -137,12 +140,12 @@ def _place_of_keys(call, tile, back):
 
 @gluon.jit
 def _wait_for_keys_back(step, plan):
-    meet("sync", KEYS_BACK + step % plan.STAGES, 1, key_readers(plan))
+    meet("sync", KEYS_BACK + stage_of(step, plan), 1, key_readers(plan))
 
 
 @gluon.jit
 def _wait_for_values_back(step, plan):
-    meet("sync", VALUES_BACK + step % plan.STAGES, 1, value_readers(plan))
+    meet("sync", VALUES_BACK + stage_of(step, plan), 1, value_readers(plan))
 
 
 @gluon.jit
@@ -150,11 +153,11 @@ def _tell_of_keys(pipe, step, plan):
     """Consumers that cannot wait for an mbarrier."""
     if plan.TOGETHER:
         wait_full(pipe.k_full, step, plan)
-        tell(KEYS_READY, step, plan)
+        tell(KEYS_READY, step, key_waiters(plan), plan)
 
 
 @gluon.jit
 def _tell_of_values(pipe, step, plan):
     if plan.TOGETHER:
         wait_full(pipe.v_full, step, plan)
-        tell(VALUES_READY, step, plan)
+        tell(VALUES_READY, step, VALUE_WAITERS, plan)

@@ -27,6 +27,7 @@ class Plan:
     ORDER: gl.constexpr  # of the sums that a score joins, see softmax.add_few
     AT_ONCE: gl.constexpr  # scores that join one sum before the next
     IN_PLACE: gl.constexpr  # full tiles of keys as one text for the assembler, see in_place.py
+    CUT: gl.constexpr  # exponentials in it before P V is awaited
     RUN: gl.constexpr  # full tiles of keys that are one chain of additions to l and a
     FEW: gl.constexpr  # a row's first pivot is the largest of a few scores, not of a tile
     VALUES: gl.constexpr  # False: scores only
@@ -60,6 +61,7 @@ class Plan:
         ORDER,
         AT_ONCE,
         IN_PLACE,
+        CUT,
         RUN,
         FEW,
         VALUES,
@@ -91,6 +93,7 @@ class Plan:
         self.AT_ONCE = gl.constexpr(AT_ONCE)
         steady = dtype == gl.bfloat16
         self.IN_PLACE = gl.constexpr(IN_PLACE and STATISTICS and steady)
+        self.CUT = gl.constexpr(CUT)
         self.RUN = gl.constexpr(RUN if STATISTICS and steady else 1)
         # Only the first tile's values are cleaned, see walk.clean: it must not be one more tile.
         cleans = LENGTHS or PACKED

@@ -16,6 +16,7 @@ from scaledot.backends.cuda.hopper.pipeline import (
     in_round,
     key_readers,
     meet,
+    stage_of,
     wait_full,
 )
 from scaledot.backends.cuda.hopper.tasks import missed_rounds
@@ -68,7 +69,7 @@ def _square_half(call, pipe, HALF: gl.constexpr):
                         _square_query(call, tile, row, stop, pipe)
                     step += 1
         wait_full(pipe.k_full, step, plan)
-        meet("sync", KEYS_BACK + step % plan.STAGES, 1, key_readers(plan))
+        meet("sync", KEYS_BACK + stage_of(step, plan), 1, key_readers(plan))
         step += 1
         missed = missed_rounds(pipe, careful, plan)
         careful += 1
@@ -122,7 +123,7 @@ def _square_keys(call, tile, j, pipe, step, HALF: gl.constexpr):
     plan = call.plan
     mine = (j * plan.KEYS // plan.ROWS == tile.row // plan.ROWS) & (tile.careful == 0)
     if mine & (tile.head % call.group == 0):
-        k = in_lines(pipe.k.index(step % plan.STAGES), plan.KEYS * plan.D)
+        k = in_lines(pipe.k.index(stage_of(step, plan)), plan.KEYS * plan.D)
         squares = gl.zeros([FOUR, LINE], gl.float32, LAYOUT)
         LINES: gl.constexpr = plan.KEYS * plan.D // (FOUR * LINE) // 2
         nought = call.keys >> 31  # of a constant number the compiler would make no loop

@@ -16,6 +16,7 @@ from scaledot.backends.cuda.hopper.pipeline import (
     hand_back_keys,
     hand_back_values,
     pass_turn,
+    stage_of,
     wait_for_keys,
     wait_for_values,
     wait_turn,
@@ -69,7 +70,7 @@ class Rows:
     def start_scores(self, step):
         """S = Q K^T of a step whose keys are there, on its way."""
         plan = self.call.plan
-        k = self.pipe.k.index(step % plan.STAGES).reshape([plan.KEYS, plan.D]).permute((1, 0))
+        k = self.pipe.k.index(stage_of(step, plan)).reshape([plan.KEYS, plan.D]).permute((1, 0))
         return warpgroup_mma(self.q, k, self.zero, use_acc=False, is_async=True)
 
     @gluon.jit
@@ -77,7 +78,9 @@ class Rows:
         plan = self.call.plan
         if not FIRST:  # else they are there: with the task
             wait_for_keys(self.pipe, step, self.who, plan)
-        s = warpgroup_mma_wait(0, deps=[self.start_scores(step)])
+        s = self.start_scores(step)
+        pass_turn(self.who, step, plan, ALONE=True)
+        s = warpgroup_mma_wait(0, deps=[s])
         hand_back_keys(step, plan.TEAM // 16, plan)
         return s
 
@@ -92,7 +95,7 @@ class Rows:
     def values(self, step):
         """[KEYS, V] of a step."""
         plan = self.call.plan
-        return self.pipe.v.index(step % plan.STAGES).reshape([plan.KEYS, plan.V])
+        return self.pipe.v.index(stage_of(step, plan)).reshape([plan.KEYS, plan.V])
 
     @gluon.jit
     def seen(self, s, j, MASKED: gl.constexpr):
@@ -310,7 +313,7 @@ def attend_next(rows, j, step, sums, acc, p, MASKED: gl.constexpr):
     s = rows.start_scores(step)
     rows.wait_for_values(step - 1, False)
     acc = warpgroup_mma(p, rows.values(step - 1), acc, is_async=True)
-    pass_turn(rows.who, plan)
+    pass_turn(rows.who, step, plan, ALONE=False)
     s, acc = warpgroup_mma_wait(1, deps=[s, acc])
     hand_back_keys(step, plan.TEAM // 16, plan)
 
