@@ -21,9 +21,10 @@ from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 WIDTHS, LENGTHS, TOKENS, MODEL_WIDTH = (64, 128, 256), (16384, 4096), 16384, 2048
-ORDERS = ("wpltba", "lptwab", "tlpwab", "plwtba", "wlptab")
+ORDERS = ("lwtpab", "tpwlab", "pltwab", "wpltba", "lptwab", "tlpwab")
 AT_ONCE = (2, 4)
 RUNS = (1, 8)
+CUTS = (16, 24, 32, 64)
 REPEATS = 9
 
 
@@ -76,7 +77,20 @@ def candidates(kind: Kind) -> list[tuple]:
             ORDERS, AT_ONCE, RUNS, waits, cuts
         )
     ]
-    in_place = [chosen._replace(in_place=True, run=8, early=early) for early in waits]
+    in_place = [
+        chosen._replace(
+            in_place=True,
+            run=8,
+            quarters=False,
+            order=order,
+            at_once=at_once,
+            early=not cut,
+            cut=cut,
+        )
+        for order, at_once, cut in itertools.product(
+            ORDERS, (1, *AT_ONCE), (0, *CUTS) if kind.values else (0,)
+        )
+    ]
     others = [chosen, chosen._replace(few=not chosen.few), *in_place, *others]
     return list(dict.fromkeys(map(tuple, others)))
 

@@ -11,9 +11,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from scaledot.backends.cuda.hopper.pipeline import (
     KEYS_BACK,
     KEYS_READY,
+    VALUE_WAITERS,
     VALUES_BACK,
     VALUES_READY,
-    VALUE_WAITERS,
     in_round,
     key_readers,
     key_waiters,
