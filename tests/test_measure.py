@@ -344,6 +344,25 @@ def test_fields_are_cut_when_one_is_looked_at():
     assert vitals.packed()[0] is floats
 
 
+def test_passes_that_a_backend_made_are_not_computed_again():
+    plain = fresh()
+    floats, counts = plain.packed()
+    whole = torch.cat([floats, plain.passes[None]])
+    made = Vitals.unpacked(whole, counts)
+    assert made.passes.data_ptr() == whole[-1].data_ptr()
+    assert torch.equal(made.passes, plain.passes)
+    assert torch.equal(made.packed()[0], floats)
+    assert torch.equal(made.entropy, plain.entropy)
+    for again in (
+        copy.deepcopy(made),
+        pickle.loads(pickle.dumps(made)),
+        made.merge(Vitals.empty()),
+    ):
+        torch.testing.assert_close(again.passes, plain.passes)
+    with pytest.raises(ValueError, match="15 and 6 fields"):
+        Vitals.unpacked(torch.cat([floats, floats[:2]]), counts)
+
+
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("looked_at", [False, True])
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ FLOAT_FIELDS = (
     "q_rms",
     "k_rms",
 )
+# What a backend may make at once: `passes` follows from the others, but on a GPU by four launches.
+MADE_FIELDS = (*FLOAT_FIELDS, "passes")
 COUNT_FIELDS = ("rows", "pairs", "nonfinite", "ratio_rows", "q_entries", "k_entries")
 ROW_FIELDS = ("max_logit", "lse", "entropy", "top_p", "sum_p2")
 
@@ -118,16 +120,18 @@ class Vitals(_Together):
         """[fields, ...] twice, in the order of FLOAT_FIELDS and of COUNT_FIELDS."""
         made = self._made()
         if made is not None:
-            return made
+            floats, counts = made
+            return (floats if len(floats) == len(FLOAT_FIELDS) else floats[:-1]), counts
         parts = [getattr(self, name) for name in (*FLOAT_FIELDS, *COUNT_FIELDS)]
         return torch.stack(parts[: len(FLOAT_FIELDS)]), torch.stack(parts[len(FLOAT_FIELDS) :])
 
     @staticmethod
     def unpacked(floats: Tensor, counts: Tensor, per_row: RowVitals | None = None) -> "Vitals":
-        """The opposite of `packed`."""
+        """The opposite of `packed`; floats may also be of MADE_FIELDS."""
         if torch.compiler.is_compiling():
             return Vitals(**_cut(floats, counts), per_row=per_row)
-        if len(floats) != len(FLOAT_FIELDS) or len(counts) != len(COUNT_FIELDS):
+        many = len(floats) in (len(FLOAT_FIELDS), len(MADE_FIELDS))
+        if not many or len(counts) != len(COUNT_FIELDS):
             raise ValueError(
                 f"{len(floats)} and {len(counts)} fields are not the {len(FLOAT_FIELDS)} and "
                 f"{len(COUNT_FIELDS)} that `packed` gives"
@@ -160,6 +164,10 @@ class Vitals(_Together):
     @property
     def passes(self) -> Tensor:
         """1 - sum_p2, the trace of the softmax's Jacobian: how much gradient gets through."""
+        made = self._made()
+        if made is not None and len(made[0]) == len(MADE_FIELDS):
+            with _outside(made[0]):
+                return made[0][-1]
         return torch.where(self.rows > 0, 1 - self.sum_p2, torch.zeros_like(self.sum_p2))
 
     @property
@@ -246,7 +254,7 @@ def _outside(made: Tensor) -> AbstractContextManager[object]:
 
 def _cut(floats: Tensor, counts: Tensor) -> dict[str, Any]:
     """Each field by its name."""
-    named = dict(zip(FLOAT_FIELDS, floats.unbind(), strict=True))
+    named = dict(zip(FLOAT_FIELDS, floats.unbind(), strict=False))  # `passes` is a property
     named |= zip(COUNT_FIELDS, counts.unbind(), strict=True)
     return named
 
@@ -457,7 +465,7 @@ class Result(NamedTuple):
     """What a backend hands back; the rest is empty or None where no vitals were asked for."""
 
     out: Tensor  # [B, H, Q, V]
-    floats: Tensor | None = None  # [F, B, H], in the order of FLOAT_FIELDS
+    floats: Tensor | None = None  # [F, B, H], in the order of FLOAT_FIELDS or MADE_FIELDS
     counts: Tensor | None = None  # [C, B, H], in the order of COUNT_FIELDS
     rows: Tensor | None = None  # [5, B, H, Q], in the order of ROW_FIELDS
 

@@ -106,8 +106,13 @@ def _pairs(ends):
 
 def assert_same(found, wanted, rtol=3e-7):
     floats, counts = (tensor.cpu() for tensor in found)
+    vitals = dict(zip(measure.MADE_FIELDS, floats, strict=True))
+    floats = floats[: len(measure.FLOAT_FIELDS)]
     torch.testing.assert_close(floats.double(), wanted[0], rtol=rtol, atol=0.0, equal_nan=True)
     assert torch.equal(counts, wanted[1])
+    fields = {name: vitals[name] for name in measure.FLOAT_FIELDS}
+    fields |= zip(measure.COUNT_FIELDS, counts, strict=True)
+    assert torch.equal(vitals["passes"], measure.Vitals(**fields).passes)  # the same bits
 
 
 SHAPES = [
@@ -164,7 +169,7 @@ def test_packed_rows_belong_to_their_sequences(device, kind):
     )
     planes = make_planes(device, shape)
     found = summary.summarise(planes, inputs)
-    assert found[0].shape == (13, 4, 4)
+    assert found[0].shape == (14, 4, 4)
     assert_same(found, expected(planes, inputs))
 
 
@@ -250,10 +255,11 @@ def test_empty_dimensions(device, shape):
     planes = torch.zeros(9, batch, heads, queries, device=device)
     planes[:2] = -math.inf
     floats, counts = summary.summarise(planes, inputs)
-    assert floats.shape == (13, batch, heads)
+    assert floats.shape == (14, batch, heads)
     assert counts.shape == (6, batch, heads)
     assert (floats[0] == -math.inf).all()
     assert (floats[1:12] == 0).all()
+    assert (floats[13] == 0).all()
     assert (counts[:5] == 0).all()
     assert (counts[5] == keys * 2).all()
 

@@ -134,7 +134,7 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         return (
             out,
             found.lse,
-            nothing if found.floats is None else found.floats,
+            nothing if found.floats is None else found.floats[: len(FLOAT_FIELDS)],
             nothing.to(torch.int64) if found.counts is None else found.counts,
             nothing.clone() if found.rows is None else found.rows,
         )

@@ -27,7 +27,7 @@ from scaledot.backends.cuda.summary.keys import square_keys as square_keys
 from scaledot.backends.cuda.summary.places import MAX_CHUNKS, Parts, Tokens
 from scaledot.backends.cuda.summary.rows import FIELDS, Rows
 from scaledot.backends.inputs import Inputs
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.measure import COUNT_FIELDS, MADE_FIELDS
 
 EACH = 4  # rows that a thread reads at a time
 ROWS = 128 * EACH  # so a program of four warps
@@ -47,7 +47,7 @@ def summarise(
     key_squares: Tensor | None = None,
     soon: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """floats [F, E, H] and counts [C, E, H], in the order of FLOAT_FIELDS and COUNT_FIELDS.
+    """floats [F, E, H] and counts [C, E, H], in the order of MADE_FIELDS and COUNT_FIELDS.
 
     statistics [PLANES or more, B, H, Q]: see statistics.py; what follows those planes is not read.
     squares [B, H, Q]: the sum of squares of each query. key_squares: B G n numbers, sums of the
@@ -68,7 +68,7 @@ def new_vitals(inputs: Inputs) -> tuple[Tensor, Tensor]:
     dtype, device = query.dtype, query.device
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     return (
-        torch.empty(len(FLOAT_FIELDS), entries, heads, dtype=dtype, device=device),
+        torch.empty(len(MADE_FIELDS), entries, heads, dtype=dtype, device=device),
         torch.empty(len(COUNT_FIELDS), entries, heads, dtype=torch.int64, device=device),
     )
 

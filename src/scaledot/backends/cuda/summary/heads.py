@@ -9,7 +9,7 @@ from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.summary.places import place_of
 from scaledot.backends.cuda.summary.rows import FIELDS, load_chunks, measure_rows, merged
 from scaledot.backends.cuda.summary.squares import sum_squares, trusted
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.measure import COUNT_FIELDS, MADE_FIELDS
 
 
 class Floats(NamedTuple):
@@ -28,6 +28,7 @@ class Floats(NamedTuple):
     off: Any
     q_rms: Any
     k_rms: Any
+    passes: Any
 
 
 class Counts(NamedTuple):
@@ -41,7 +42,7 @@ class Counts(NamedTuple):
     k_entries: Any
 
 
-assert Floats._fields == FLOAT_FIELDS
+assert Floats._fields == MADE_FIELDS
 assert Counts._fields == COUNT_FIELDS
 
 
@@ -108,6 +109,7 @@ def heads_kernel(
             )
 
     divisor = tl.maximum(head.rows, 1.0)
+    sum_p2 = (head.sum_p2 / divisor).to(floats_ptr.dtype.element_ty)
     floats = Floats(
         max_logit=head.top,
         logit_mean=head.mean,
@@ -115,13 +117,14 @@ def heads_kernel(
         row_std=tl.sqrt(head.variance / divisor),
         entropy=head.entropy / divisor,
         entropy_ratio=head.ratio / tl.maximum(head.several, 1.0),
-        sum_p2=head.sum_p2 / divisor,
+        sum_p2=sum_p2,
         top_p=head.top_p / divisor,
         saturated=head.saturated / divisor,
         sink=head.first_p / divisor,
         off=head.off / divisor,
         q_rms=tl.sqrt(q_total / tl.maximum(q_number, 1.0)),
         k_rms=tl.sqrt(k_total / tl.maximum(k_number, 1.0)),
+        passes=tl.where(head.rows > 0.0, 1.0 - sum_p2, 0.0),
     )
     counts = Counts(
         rows=head.rows,
