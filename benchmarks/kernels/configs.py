@@ -60,8 +60,8 @@ def kinds() -> list[Kind]:
 
 
 def candidates(kind: Kind) -> list[tuple]:
-    """What `config_for` says, other first pivots, tiles as one text, and without it other orders,
-    runs, waits and cuts of a tile."""
+    """What `config_for` says, and other first pivots; tiles as one text, with other orders and
+    waits; without the text other orders, runs, waits and cuts of a tile."""
     from scaledot.backends.cuda.hopper.launch import config_for
 
     moments = _moments(_inputs(kind, "meta"), _settings(kind))
@@ -77,18 +77,12 @@ def candidates(kind: Kind) -> list[tuple]:
             ORDERS, AT_ONCE, RUNS, waits, cuts
         )
     ]
+    text = chosen._replace(in_place=True, run=8, quarters=False)
+    where = [{"cut": cut, "early": False} for cut in CUTS] + [{"early": True}]
     in_place = [
-        chosen._replace(
-            in_place=True,
-            run=8,
-            quarters=False,
-            order=order,
-            at_once=at_once,
-            early=not cut,
-            cut=cut,
-        )
-        for order, at_once, cut in itertools.product(
-            ORDERS, (1, *AT_ONCE), (0, *CUTS) if kind.values else (0,)
+        text._replace(order=order, at_once=at_once, **wait)
+        for order, at_once, wait in itertools.product(
+            ORDERS, (1, *AT_ONCE), where if kind.values else [{}]
         )
     ]
     others = [chosen, chosen._replace(few=not chosen.few), *in_place, *others]
