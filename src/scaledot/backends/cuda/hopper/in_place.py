@@ -111,11 +111,12 @@ def tile_text(n, moments, order, at_once, cut):
     come before the wait. Nothing is moved over a `pmevent`, even one that never comes.
     """
     ahead = AHEAD if cut else 0
+    kinds = [kind for kind in order if moments or kind not in "ab"]
     parts = []
     for start in range(0, n + ahead, at_once):
         few = range(start, min(start + at_once, n))
         summed = range(max(start - ahead, 0), max(start - ahead + at_once, 0))
-        parts.append(_powers(few) + _sums(n, summed, order if moments else order.strip("ab")))
+        parts.append(_powers(few) + _sums(n, summed, kinds))
     text = "{ .reg .pred never; .reg .b32 larger; .reg .f32 scale, below0, below1;"
     text += "".join(f".reg .f32 u{i};" for i in range(n))
     for i in range(EACH * (PIVOT if moments else A)):
@@ -137,12 +138,12 @@ def _powers(few):
 
 
 @gluon.constexpr_function
-def _sums(n, few, order):
+def _sums(n, few, kinds):
     def total(kind, i):
         return f"${n + EACH * kind + i % EACH}"
 
     text = ""
-    for kind in order:
+    for kind in kinds:
         for i in few:
             p, u = f"${i}", f"u{i}"
             if kind == "l":
