@@ -1,5 +1,6 @@
 """Which calls of the portable backend take the moments of their logits from Gram matrices."""
 
+import dataclasses
 import weakref
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import scaledot
 from scaledot.backends.cuda import arguments, backend, forward, launching, portable, whole_moments
+from scaledot.measure import FLOAT_FIELDS
 
 QUERIES, KEYS, WIDTH = 37, 83, 24
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -200,3 +202,26 @@ def test_which_gpus_begin_a_launch_early(capability, hip, early, hopper, monkeyp
     finally:
         backend._capability.cache_clear()
     assert not backend.overlaps(torch.device("cpu"))
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+def test_passes_come_along_but_for_a_compiler(device):
+    """The kernel writes them behind the fields; an operator's shapes know of the fields alone."""
+
+    def attend(query, key, value):
+        _, vitals = scaledot.attention_with_vitals(query, key, value, backend="triton")
+        return vitals.passes, vitals.sum_p2
+
+    tensors = draw(device, queries=20, keys=30)
+    plain = measure(tensors)[1]
+    computed = dataclasses.replace(plain)  # of fields that nobody made together
+    assert torch.equal(plain.passes, computed.passes)
+    behind = len(FLOAT_FIELDS) - FLOAT_FIELDS.index("sum_p2")
+    assert plain.passes.data_ptr() == plain.sum_p2.data_ptr() + behind * plain.sum_p2.nbytes
+    assert plain.packed()[0].shape[0] == len(FLOAT_FIELDS)
+    query, key, value = tensors
+    tensors = query, key.expand(-1, 2, -1, -1), value.expand(-1, 2, -1, -1)
+    passes, sum_p2 = torch.compile(attend, fullgraph=True, backend="aot_eager")(*tensors)
+    torch.testing.assert_close(passes, 1 - sum_p2)
+    torch.testing.assert_close(passes, plain.passes)
