@@ -130,8 +130,8 @@ class Vitals(_Together):
         """The opposite of `packed`; floats may also be of MADE_FIELDS."""
         if torch.compiler.is_compiling():
             return Vitals(**_cut(floats, counts), per_row=per_row)
-        many = len(floats) in (len(FLOAT_FIELDS), len(MADE_FIELDS))
-        if not many or len(counts) != len(COUNT_FIELDS):
+        known = len(floats) in (len(FLOAT_FIELDS), len(MADE_FIELDS))
+        if not known or len(counts) != len(COUNT_FIELDS):
             raise ValueError(
                 f"{len(floats)} and {len(counts)} fields are not the {len(FLOAT_FIELDS)} and "
                 f"{len(COUNT_FIELDS)} that `packed` gives"

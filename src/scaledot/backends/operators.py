@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     """What an engine's forward hands back besides the output it was given to fill."""
 
     lse: Tensor  # [B, H, Q]
-    floats: Tensor | None = None  # [F, B, H]; packed: [F, sequences, H]
+    floats: Tensor | None = None  # [F, B, H]; packed: [F, sequences, H]; perhaps of MADE_FIELDS
     counts: Tensor | None = None  # [C, B, H]
     rows: Tensor | None = None  # [5, B, H, Q]
 

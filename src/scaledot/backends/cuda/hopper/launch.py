@@ -48,18 +48,19 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
     sums they spill, and a tile of 192 rows meets more masked tiles of keys.
     """
     narrow, wide = width <= 64, width > 128
-    config = Config(128, 2, 2, quarters=moments in ("none", "edges"))
+    config = Config(128, 2, 2)
     if not values:
         if moments == "all" and wide:
             return config._replace(quarters=True, order="wpltba", at_once=4, run=8, few=False)
         if moments == "all":
             return config._replace(run=8)
+        config = config._replace(quarters=True)
         if narrow and causal:
             return config._replace(at_once=4)
         return config._replace(consumers=2 if wide else 3)
     if wide:
-        return config._replace(keys=64, quarters=False, order="plwtab")
-    config = config._replace(turns=True, quarters=False)
+        return config._replace(keys=64, order="plwtab")
+    config = config._replace(turns=True)
     if moments is None:
         if narrow:
             return config._replace(consumers=2 if causal and keys < 8192 else 3, early=causal)

@@ -150,7 +150,10 @@ def wait_turn(who, plan):
 @gluon.jit
 def pass_turn(who, step, plan, ALONE: gl.constexpr):
     """The first consumer's turn goes to the second one's same step, that to the first one's next.
-    ALONE: at a step with S alone or nothing at all, at which three teams take no turns."""
+    So none is two steps ahead of the other, and nobody arrives at a barrier twice.
+
+    ALONE: at a step with S alone or nothing at all, at which three teams take no turns.
+    """
     if plan.TURNS:
         if plan.TOGETHER:
             number = (1 - who) * plan.STAGES + (stage_of(step + who, plan) + KEYS_READY)

@@ -324,7 +324,7 @@ def attend_next(rows, j, step, sums, acc, p, MASKED: gl.constexpr):
         sums = rows.follow(sums, move, j, MASKED)
     if not plan.EARLY:
         sums, fresh = rows.add(s, sums, j, MASKED, STEADY)
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    acc = warpgroup_mma_wait(0, deps=[acc])  # in_place.py has waited; this tells the compiler
     hand_back_values(step - 1, plan)
     if not STEADY:
         acc = rescale(acc, move)
