@@ -112,7 +112,7 @@ def describe(
         weight = _read_weight(weight, query)
     cu_seqlens_q = cu_seqlens_k = None
     if cu_seqlens is not None:
-        cu_seqlens_q, cu_seqlens_k = cu_seqlens
+        cu_seqlens_q, cu_seqlens_k = (ends.contiguous() for ends in cu_seqlens)
         lead = (cu_seqlens_q.shape[0] - 1, heads)
     settings = Settings(
         number,
@@ -369,7 +369,7 @@ def _read_key_lengths(key_lengths: Tensor, query: Tensor, lead: tuple[int, ...])
         )
     if key_lengths.device != query.device:
         raise ValueError(f"key_lengths is on {key_lengths.device} but query is on {query.device}")
-    return key_lengths.reshape(-1)
+    return key_lengths.reshape(-1).contiguous()  # kernels read them one after the other
 
 
 def _read_weight(weight: Tensor, query: Tensor) -> Tensor:

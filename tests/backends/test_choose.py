@@ -211,5 +211,19 @@ def test_call_that_nobody_serves_gives_every_reason(monkeypatch):
 def test_short_sequences_go_to_cudnn_on_a_hopper_gpu(monkeypatch, shape, ours):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     query = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    reason = torch_sdpa._gpu_reason(query, query, query)
+    reason = torch_sdpa._gpu_reason(query, query, query, 0.125)
     assert reason == ("our kernel is faster from this length on" if ours else None)
+
+
+def test_what_torch_errs_in_on_a_gpu_is_ours(monkeypatch):
+    """Gradients, whose strides its plans of cuDNN confuse; scales that turn the largest score."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    query = torch.empty(4, 8, 512, 64, dtype=torch.bfloat16, device="meta")
+    assert torch_sdpa._gpu_reason(query, query, query, 0.125) is None
+    assert "before they scale it" in torch_sdpa._gpu_reason(query, query, query, -0.125)
+    asked = query.clone().requires_grad_()
+    assert "strides of an earlier one" in torch_sdpa._gpu_reason(query, query, asked, 0.125)
+    with torch.no_grad():
+        assert torch_sdpa._gpu_reason(query, query, asked, 0.125) is None
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "not vetted" in torch_sdpa._gpu_reason(query, query, query, 0.125)

@@ -326,6 +326,79 @@ def test_packed_sequences(device, backend, is_causal, causal_align):
             agreement.assert_vitals_agree(scaledot.Vitals(**part), expected)
 
 
+def side_by_side(numbers, device):
+    """The same integers, with others between them, and, where all are one, as a view of that."""
+    plain = torch.tensor(numbers, device=device)
+    apart = torch.tensor([n for each in numbers for n in (each, 99)], device=device)[::2]
+    views = [plain, apart]
+    if len(set(numbers)) == 1:
+        views.append(plain[:1].expand(len(numbers)))
+    return views
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lengths", [[7, 0, 29], [13, 13, 13], [2**31, 5, 2**40]])
+def test_lengths_however_they_lie_and_however_large(device, backend, lengths):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(3, 1, 31, 16, dtype=dtype, device=device) for _ in range(3))
+    words = {"key_lengths": torch.tensor(lengths).clamp(max=31)}
+    tensors = query.cpu(), key.cpu(), value.cpu()
+    expected = oracle.diagnose(*tensors[:2], **words)
+    for view in side_by_side(lengths, device):
+        out, vitals = scaledot.attention_with_vitals(
+            query, key, value, key_lengths=view, backend=backend
+        )
+        agreement.assert_output_agrees(out.cpu(), *tensors, **words)
+        agreement.assert_vitals_agree(on_cpu(vitals), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ends_of_sequences_however_they_lie(device, backend):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(40, 1, 16, dtype=dtype, device=device) for _ in range(3))
+    outs = [
+        scaledot.attention_varlen(query, key, value, ends, ends, backend=backend)
+        for ends in side_by_side([0, 9, 9, 31], device)
+    ]
+    assert torch.equal(*outs)
+    assert (outs[0][31:] == 0.0).all()  # tokens of no sequence
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_samples_share_one_length(device, backend):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    tensors = [torch.randn(3, 1, 1, 21, 16, dtype=dtype, device=device) for _ in range(3)]
+    words = {"key_lengths": torch.tensor([7], device=device), "backend": backend}
+    found = torch.func.vmap(lambda *sample: scaledot.attention(*sample, **words))(*tensors)
+    for i, sample in enumerate(zip(*tensors, strict=True)):
+        assert torch.equal(found[i], scaledot.attention(*sample, **words))
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sinks_have_gradients_beside_tokens_of_no_sequence(device, backend):
+    dtype = torch.bfloat16
+    query, key, value = (torch.randn(300, 2, 64, dtype=dtype, device=device) for _ in range(3))
+    ends = torch.tensor([0, 100, 171], device=device, dtype=torch.int32)
+    sinks = torch.randn(2, device=device, requires_grad=True)
+    junk = torch.full((2, 1, 2, 300), -1e5, device=device)  # so that fresh memory is not zeros
+    del junk
+    out = scaledot.attention_varlen(query, key, value, ends, ends, sinks=sinks, backend=backend)
+    out.float().square().sum().backward()
+    assert sinks.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_overlap(device, backend):
+    """A query of windows over one signal: nothing new may be laid out like it."""
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    signal = torch.randn(1, 1, 96, dtype=dtype, device=device)
+    query = signal.unfold(-1, 64, 1)[:, :, :32]
+    key, value = (torch.randn(1, 1, 40, 64, dtype=dtype, device=device) for _ in range(2))
+    out = scaledot.attention(query, key, value, backend=backend)
+    agreement.assert_output_agrees(out.cpu(), query.cpu(), key.cpu(), value.cpu())
+
+
 def gradients(attend, tensors, weight):
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
     out = attend(*leaves)
@@ -409,6 +482,29 @@ def test_nan_and_inf_are_seen(device, backend):
     assert vitals.nonfinite.tolist() == [[0, 1]]
     assert vitals.rows.tolist() == [[70, 69]]
     assert all(plane[0, 1, 11].isnan() for plane in vitals.per_row)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_is_seen_through_a_cap(device, backend):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(1, 2, 70, 16, dtype=dtype, device=device) for _ in range(3))
+    query[0, 1, 11] = float("nan")
+    out = scaledot.attention(query, key, value, softcap=3.0, backend=backend)
+    assert out[0, 1, 11].isnan().all()
+    assert out[0, 0].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sink", [float("nan"), float("inf")])
+def test_a_broken_sink_breaks_its_rows(device, backend, sink):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(1, 2, 6, 16, dtype=dtype, device=device) for _ in range(3))
+    sinks = torch.tensor([0.5, sink], device=device)
+    _, vitals = scaledot.attention_with_vitals(query, key, value, sinks=sinks, backend=backend)
+    assert vitals.nonfinite.tolist() == [[0, 6]]
+    assert vitals.rows.tolist() == [[6, 0]]
 
 
 @needs_hopper

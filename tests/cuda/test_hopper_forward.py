@@ -211,6 +211,23 @@ def test_which_keys_are_squared_in_the_pass(kernels, words, told):
 
 
 @pytest.mark.parametrize("values", [True, False])
+def test_tokens_of_no_sequence_see_no_key(kernels, values):
+    """The kernel, which does not run here, does not meet them."""
+    ends = torch.tensor([0, 3, 5], dtype=torch.int32)
+    query, key = (torch.zeros(9, HEADS, WIDTH, dtype=torch.bfloat16) for _ in range(2))
+    given = describe(
+        query, key, key if values else None, cu_seqlens=(ends, ends), scores_only=not values
+    )
+    tensors, measured = forward(given, per_row=True)
+    if values:
+        assert (tensors[5] == 0.0).all()
+    rows = dict(zip(ROW_FIELDS, measured.rows, strict=True))
+    assert (measured.lse == -float("inf")).all()
+    for name, plane in rows.items():
+        assert (plane == (-float("inf") if name in ("max_logit", "lse") else 0.0)).all()
+
+
+@pytest.mark.parametrize("values", [True, False])
 def test_without_vitals_there_is_one_launch_and_no_room(kernels, values):
     for _ in range(3):
         _, measured = forward(problem(values=values), wants_vitals=False)

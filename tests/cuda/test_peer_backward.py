@@ -55,6 +55,8 @@ def served(inputs, settings=PLAIN, wanted=NOTHING):
         ({"width": 128}, "cudnn"),
         ({"width": 256}, "cudnn"),
         ({"width": 72}, "cudnn"),
+        ({"width": 136}, "flash"),
+        ({"width": 248}, "flash"),
         ({"width": 56}, "flash"),
         ({"width": 8}, "flash"),
         ({"width": 60}, None),
@@ -77,6 +79,20 @@ def served(inputs, settings=PLAIN, wanted=NOTHING):
 )
 def test_shapes(hopper, shape, expected):
     assert served(make(**shape)) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "width", "expected"),
+    [((8, 9), 208, None), ((8, 9), 192, "flash"), ((8, 9), 256, "flash"), ((8, 0), 208, "flash")],
+)
+def test_smaller_gpus(hopper, capability, width, expected):
+    hopper.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert served(make(width=width)) == expected
+
+
+def test_amd_counts_its_gpus_otherwise(hopper):
+    hopper.setattr(torch.version, "hip", "6.4")
+    assert served(make()) is None
 
 
 @pytest.mark.parametrize("bottom_right", [False, True])

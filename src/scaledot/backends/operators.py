@@ -246,7 +246,9 @@ def _new_output(inputs: Inputs) -> Tensor:
     if value is None:
         return query.new_empty(0)
     if value.shape[-1] == query.shape[-1] and query.stride(-1) == 1:
-        return torch.empty_like(query)
+        out = torch.empty_like(query)
+        if out.stride(-1) == 1:  # not of rows that overlap: kernels write one after the other
+            return out
     return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 
@@ -505,7 +507,8 @@ def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any
         tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         if shared and tensor.shape[1] != batch:
             tensor = tensor.expand(size, batch, *tensor.shape[2:])
-        folded[position] = tensor.reshape(size * tensor.shape[1], *tensor.shape[2:])
+        tensor = tensor.reshape(size * tensor.shape[1], *tensor.shape[2:])
+        folded[position] = tensor.contiguous() if tensor.dim() == 1 else tensor  # lengths
     return folded
 
 

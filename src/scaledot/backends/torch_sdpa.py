@@ -6,7 +6,9 @@ causal with a scale of zero or below is NaN.
 
 On a GPU it serves short sequences on Hopper, where cuDNN is done before our kernel, and only
 shapes that leave cuDNN no padding: its padded tiles, odd strides and misaligned addresses are where
-its errors were found (pytorch#196678 and others).
+its errors were found (pytorch#196678 and others). It serves nothing there that will be
+differentiated: torch keeps cuDNN's plans by the strides of q, k and v alone, and a second gradient
+of another layout would be read by the first one's (cuda/peer_backward.py keeps plans of its own).
 """
 
 import math
@@ -61,7 +63,7 @@ def refuses(problem: Problem) -> str | None:
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
     if query.is_cuda:
-        return _gpu_reason(query, key, value)
+        return _gpu_reason(query, key, value, settings.scale)
     if not query.is_cpu:
         return f"its kernels for {query.device.type} are not vetted"
     if torch._C._are_functorch_transforms_active():
@@ -135,10 +137,12 @@ def _data_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str
     return "NaN or inf in the inputs: its kernel would hide or spread it"
 
 
-def _gpu_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+def _gpu_reason(query: Tensor, key: Tensor, value: Tensor, scale: float) -> str | None:
     """Measured on an H200: benchmarks/results/gpu.csv."""
-    if torch.cuda.get_device_capability(query.device) != (9, 0):
+    if torch.version.hip or torch.cuda.get_device_capability(query.device) != (9, 0):
         return "its kernels for this GPU are not vetted"
+    if scale <= 0.0:
+        return "its kernels look for the largest score before they scale it"
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] not in CUDNN_WIDTHS:
         return "on a GPU it serves 16-bit types and widths of 64, 128 and 256"
     if query.shape[-2] % CUDNN_TILE or key.shape[-2] % CUDNN_TILE:
@@ -147,8 +151,8 @@ def _gpu_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
         map(is_regular, (query, key, value))
     ):
         return "cuDNN takes no such batch, address or stride"
-    if torch.are_deterministic_algorithms_enabled() and _needs_gradient(query, key, value):
-        return "cuDNN's gradients are not deterministic"
+    if torch.is_grad_enabled() and _needs_gradient(query, key, value):
+        return "torch may read the output's gradient by the strides of an earlier one"
     rows = query.shape[0] * query.shape[1] * query.shape[2]
     if key.shape[-2] >= (OURS_FROM if rows >= MANY_ROWS else 2 * OURS_FROM):
         return "our kernel is faster from this length on"

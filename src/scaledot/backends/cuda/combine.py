@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scaledot.backends.cuda.arguments import heads_of, padded
+from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.logits import load_rows, matrix_of
 
 TILE = 8192  # numbers at a time
@@ -32,7 +33,7 @@ def combine(acc: Tensor, share: Tensor, other: Tensor, other_share: Tensor) -> N
         "BLOCK_M": block_m,
     }
     if acc.numel():
-        _combine_kernel[(batch * heads * blocks,)](**arguments)
+        launch(_combine_kernel, batch * heads * blocks, acc, arguments)
 
 
 @triton.jit

@@ -243,14 +243,14 @@ def uniform(number):
 @triton.jit
 def load_tokens(tokens_ptr, n, mask, d, width, step, STEP: tl.constexpr):
     """[TOKENS, PART]: entries d of the tokens n, zeros where the mask [TOKENS] is not set."""
-    at = tokens_ptr + (n.to(tl.int64) * step[0])[:, None] * STEP + d[None, :] * step[1]
+    at = tokens_ptr + (n.to(tl.int64) * step[0])[:, None] * STEP + d.to(tl.int64)[None, :] * step[1]
     return tl.load(at, mask=mask[:, None] & (d < width * STEP)[None, :], other=0.0)
 
 
 @triton.jit
 def load_all_tokens(tokens_ptr, n, d, width, step, STEP: tl.constexpr, FILLED: tl.constexpr):
     """The same of tokens that are all there. FILLED: they are as wide as their tile is, too."""
-    at = tokens_ptr + (n.to(tl.int64) * step[0])[:, None] * STEP + d[None, :] * step[1]
+    at = tokens_ptr + (n.to(tl.int64) * step[0])[:, None] * STEP + d.to(tl.int64)[None, :] * step[1]
     if FILLED:
         return tl.load(at)
     return tl.load(at, mask=(n >= 0)[:, None] & (d < width * STEP)[None, :], other=0.0)

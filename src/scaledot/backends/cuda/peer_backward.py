@@ -29,7 +29,7 @@ from scaledot.backends.layout import are_aligned, new_strides, steps_are_regular
 from scaledot.problem import Settings
 
 CUDNN_TILE = 128  # rows and keys
-CUDNN_WIDTHS = range(64, 257, 8)
+CUDNN_WIDTHS = (*range(64, 129, 8), 256)  # newer ones refuse those in between
 CUDNN_SINCE = 90501  # dO need not have the strides of out, and widths up to 256
 FLASH_WIDTHS = range(8, 257, 8)
 MAX_GRID = 65535
@@ -136,10 +136,12 @@ def _serve(
     if not plain or not _fits(shapes, strides, dtype):
         return Serve(False, False)
     query, key, _ = shapes
-    major, _ = torch.cuda.get_device_capability(device)
+    if torch.version.hip:  # counts its GPUs otherwise, and has neither kernel
+        return Serve(False, False)
+    capability = torch.cuda.get_device_capability(device)
     return Serve(
-        major == 9 and _cudnn_serves(query, key, settings),
-        major >= 8 and _flash_serves(query, key, settings),
+        capability[0] == 9 and _cudnn_serves(query, key, settings),
+        capability[0] >= 8 and _flash_serves(query, key, settings, capability),
     )
 
 
@@ -193,9 +195,14 @@ def _cudnn_serves(query: torch.Size, key: torch.Size, settings: Settings) -> boo
     )
 
 
-def _flash_serves(query: torch.Size, key: torch.Size, settings: Settings) -> bool:
+def _flash_serves(
+    query: torch.Size, key: torch.Size, settings: Settings, capability: tuple[int, int]
+) -> bool:
     plain = settings.right is None or _is_square(query, key)  # its causal mask is bottom-right
-    return query[-1] in FLASH_WIDTHS and plain
+    # Its backward of these widths takes more shared memory than the smaller GPUs have.
+    large = 192 < query[-1] <= 224
+    roomy = capability in ((8, 0), (9, 0)) or capability[0] == 10
+    return query[-1] in FLASH_WIDTHS and plain and (roomy or not large)
 
 
 def _laid_out(tensor: Tensor, query: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -56,7 +56,9 @@ def find_rows(call, b, block, BLOCK: tl.constexpr):
     """The first row of a block, and the sequence that it belongs to."""
     index, row = 0, block * BLOCK
     if call.cu_seqlens_q_ptr is not None:
-        index, row = _find_sequence(call.cu_seqlens_q_ptr, call.sequences, block, BLOCK)
+        index, row = _find_sequence(
+            call.cu_seqlens_q_ptr, call.sequences, call.queries, block, BLOCK
+        )
     return row, sequence_of(call, index, b)
 
 
@@ -68,7 +70,7 @@ def find_keys(call, b, block, BLOCK: tl.constexpr):
     """
     index, key = 0, block * BLOCK
     if call.cu_seqlens_k_ptr is not None:
-        index, key = _find_sequence(call.cu_seqlens_k_ptr, call.sequences, block, BLOCK)
+        index, key = _find_sequence(call.cu_seqlens_k_ptr, call.sequences, call.keys, block, BLOCK)
     seq = sequence_of(call, index, b)
     end = tl.cast(call.keys, tl.int32)
     if call.cu_seqlens_k_ptr is not None:
@@ -77,7 +79,7 @@ def find_keys(call, b, block, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _find_sequence(cu_seqlens_ptr, sequences, block, BLOCK: tl.constexpr):
+def _find_sequence(cu_seqlens_ptr, sequences, tokens, block, BLOCK: tl.constexpr):
     """The packed sequence that a block of tokens belongs to, and the block's first token.
 
     Sequence s gets the blocks from floor(cu[s] / BLOCK) + s on: enough for its tokens, whatever the
@@ -88,12 +90,12 @@ def _find_sequence(cu_seqlens_ptr, sequences, block, BLOCK: tl.constexpr):
     high = sequences
     while low < high:  # the last s whose first block is not after `block`
         middle = (low + high + 1) // 2
-        first = tl.load(cu_seqlens_ptr + middle).to(tl.int32) // BLOCK + middle
+        first = _end(cu_seqlens_ptr, middle, tokens) // BLOCK + middle
         if first <= block:
             low = middle
         else:
             high = middle - 1
-    start = tl.load(cu_seqlens_ptr + low).to(tl.int32)
+    start = tl.where(low > 0, _end(cu_seqlens_ptr, low, tokens), 0)
     return low, start + (block - start // BLOCK - low) * BLOCK
 
 
@@ -111,19 +113,25 @@ def sequence_of(call, index, b):
         key = tl.full([], 0, tl.int32)
         key_end = key + call.keys
         if call.key_lengths_ptr is not None:
-            length = tl.load(call.key_lengths_ptr + b).to(tl.int32)
-            key_end = tl.minimum(tl.maximum(length, 0), call.keys)
+            length = tl.load(call.key_lengths_ptr + b)
+            key_end = tl.minimum(tl.maximum(length, 0), call.keys).to(tl.int32)
     diagonal = key_end - row_end if call.BOTTOM_RIGHT else key - row
     return Sequence(row, row_end, key, key_end, diagonal)
 
 
 @triton.jit
 def _packed_span(cu_seqlens_ptr, index, sequences, tokens):
-    start = tl.load(cu_seqlens_ptr + index).to(tl.int32)
-    end = tl.load(cu_seqlens_ptr + tl.minimum(index + 1, sequences)).to(tl.int32)
-    end = tl.where(index < sequences, end, tokens)
-    start = tl.minimum(tl.maximum(start, 0), tokens)
-    return start, tl.minimum(tl.maximum(end, start), tokens)
+    start = _end(cu_seqlens_ptr, index, tokens)
+    end = _end(cu_seqlens_ptr, tl.minimum(index + 1, sequences), tokens)
+    end = tl.where(index < sequences, end, tl.cast(tokens, tl.int32))
+    return start, tl.maximum(end, start)
+
+
+@triton.jit
+def _end(cu_seqlens_ptr, index, tokens):
+    """Within the tensor, whatever stands there."""
+    end = tl.load(cu_seqlens_ptr + index)
+    return tl.minimum(tl.maximum(end, 0), tokens).to(tl.int32)
 
 
 # --- tiles in reach ------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         entropy = share * (l * (lse - pivot) - w)
         squares = p2 * share * share
         if plan.SINKS:
+            broken = broken | (lse != lse)
             off = gl.exp2(sink - lse)
             entropy += gl.where(off > 0.0, off * (lse - sink), off)
             squares += off * off

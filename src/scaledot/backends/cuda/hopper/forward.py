@@ -3,11 +3,14 @@
 They are written down and made again for calls alike (replay.py).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from scaledot.backends.cuda import moments, replay, summary, whole_moments
 from scaledot.backends.cuda.hopper import launch
+from scaledot.backends.cuda.statistics import ROW_PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.backends.operators import Measured
 from scaledot.measure import ROW_FIELDS
@@ -25,8 +28,6 @@ def forward(
     """`out` filled. summed: of which keys the pass sums moments, see `launch.forward`."""
     query, key = inputs.query, inputs.key
     batch, heads, queries, _ = query.shape
-    if out is not None and inputs.cu_seqlens_q is not None:
-        out.zero_()  # tokens of no sequence
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
     floats = counts = rows = None
     block = 0
@@ -35,6 +36,8 @@ def forward(
         block = moments.block_for(*key.shape[2:]) if summed == "edges" else 0
         if per_row:
             rows = lse.new_empty(launch.planes_of(summed), batch, heads, queries)
+    if inputs.cu_seqlens_q is not None:
+        _blind(out, lse, rows)
     # Of a scale of 0 the sign counts. Another config_for may have been put in its place.
     facts = settings, settings.scale or str(settings.scale), summed, block, launch.config_for
     call = replay.describe(inputs, *facts, made=(out, lse, floats, counts, rows))
@@ -43,6 +46,17 @@ def forward(
     if rows is not None:
         rows = rows[: len(ROW_FIELDS)].clone()
     return Measured(lse, floats, counts, rows)
+
+
+def _blind(out: Tensor | None, lse: Tensor, rows: Tensor | None) -> None:
+    """What there is of a token of no sequence, which the kernel does not meet: it sees no key."""
+    lse.fill_(-math.inf)
+    if out is not None:
+        out.zero_()
+    if rows is not None:
+        rows.zero_()
+        for name in ("max_logit", "lse"):
+            rows[ROW_PLANES.index(name)].fill_(-math.inf)
 
 
 def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int) -> None:

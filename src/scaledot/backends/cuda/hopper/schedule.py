@@ -322,8 +322,8 @@ class Call:
         first_query = entry * 0
         first_key = entry * 0
         if plan.LENGTHS:
-            length = gl.load(self.lengths + batch).to(gl.int32)
-            keys = gl.minimum(gl.maximum(length, 0), keys)
+            length = gl.load(self.lengths + batch)
+            keys = gl.minimum(gl.maximum(length, 0), keys).to(gl.int32)
         if plan.PACKED:
             # Sequence i may start at block cu_q[i] // ROWS + i: enough room for all before it.
             low = entry * 0

@@ -497,7 +497,7 @@ def bend(s, factor, cap, plan):
     if plan.SOFTCAP:
         # c = cap tanh(z / cap), with tanh t = 1 - 2 / (e^2t + 1)
         s = s * by_row(factor / cap, s)
-        power = gl.exp2(gl.minimum(s * 2.0, 80.0))
+        power = gl.exp2(s * 2.0)  # infinite where the cap is reached; NaN stays NaN
         s = (1.0 - 2.0 / (power + 1.0)) * (cap * LOG2E)
     else:
         s = s * by_row(factor, s)

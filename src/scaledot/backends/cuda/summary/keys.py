@@ -69,7 +69,7 @@ def squares_kernel(
     for first in range(chunk * KEYS, keys, chunks * KEYS):
         n = first + tl.arange(0, KEYS).to(tl.int64)
         inside = (n < keys)[:, None] & (d < width)[None, :]
-        at = keys_ptr + n[:, None] * stride_kn + d[None, :] * stride_kd
+        at = keys_ptr + n[:, None] * stride_kn + d.to(tl.int64)[None, :] * stride_kd
         # The pass beside it reads keys and values again, most of them others: they need the cache.
         entries = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
         squares += entries.to(tl.float32) * entries.to(tl.float32)
