@@ -597,3 +597,27 @@ def test_a_first_look_under_fake_tensors_leaves_real_ones():
 def test_numbers_of_other_fields_are_refused():
     with pytest.raises(ValueError, match="5 and 6 fields are not the 13 and 6"):
         Vitals.unpacked(torch.zeros(5, 2), torch.zeros(6, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("one", "other"), [(4, 1), (1, 4), (4, 3)])
+def test_vitals_of_other_shapes_do_not_merge(one, other):
+    """Broadcast, rows would be counted more than once."""
+    first, second = (
+        scaledot.vitals(torch.randn(n, 3, 8, 4), torch.randn(n, 3, 8, 4)) for n in (one, other)
+    )
+    with pytest.raises(ValueError, match=r"do not merge: take over_batch\(\) of both"):
+        first.merge(second)
+    assert first.over_batch().merge(second.over_batch()).rows.tolist() == [8 * (one + other)] * 3
+    assert first.merge(Vitals.empty()).rows.sum() == Vitals.empty().merge(first).rows.sum()
+
+
+def test_allowed_keys_may_be_the_same_for_all_rows():
+    logits = torch.randn(5, 4)
+    allowed = torch.tensor([True, False, True, True])
+    found, expected = (
+        RowState.from_logits(logits, which) for which in (allowed, allowed.expand(5, 4).clone())
+    )
+    for field in fields(RowState):
+        assert torch.equal(getattr(found, field.name), getattr(expected, field.name))
+    with pytest.raises(RuntimeError):
+        RowState.from_logits(logits, torch.ones(3, dtype=torch.bool))

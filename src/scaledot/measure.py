@@ -191,7 +191,15 @@ class Vitals(_Together):
         return Vitals(**values)
 
     def merge(self, other: "Vitals") -> "Vitals":
-        """The vitals of both sets of rows together; commutative and associative up to rounding."""
+        """The vitals of both sets of rows together; commutative and associative up to rounding.
+
+        Of one shape, [batch, heads] as a rule; or one of them `Vitals.empty()`.
+        """
+        if self.shape != other.shape and self.max_logit.dim() and other.max_logit.dim():
+            raise ValueError(
+                f"vitals of shape {list(self.shape)} and {list(other.shape)} do not merge: "
+                f"take over_batch() of both"
+            )
         return _merge(self, other)
 
     def over_batch(self) -> "Vitals":
@@ -241,6 +249,7 @@ def _outside(made: Tensor) -> AbstractContextManager[object]:
         or not (torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
         or type(made) is not Tensor
         or torch._C._functorch.is_functorch_wrapped_tensor(made)
+        or _is_traced(made)
     ):
         return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -250,6 +259,16 @@ def _outside(made: Tensor) -> AbstractContextManager[object]:
     stack.enter_context(temporarily_clear_interpreter_stack())
     stack.enter_context(_disable_current_modes())
     return stack
+
+
+def _is_traced(made: Tensor) -> bool:
+    """By make_fx, which follows tensors as they are."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    if mode is None:
+        return False
+    from torch.fx.experimental.proxy_tensor import has_proxy_slot
+
+    return has_proxy_slot(made, mode.tracer)
 
 
 def _cut(floats: Tensor, counts: Tensor) -> dict[str, Any]:
@@ -511,6 +530,7 @@ class RowState:
             logits = logits.float()
         if allowed is None:
             allowed = torch.ones_like(logits, dtype=torch.bool)
+        allowed = allowed.expand(logits.shape)
         if logits.shape[-1] == 0:
             return RowState.empty(tuple(logits.shape[:-1]), logits.dtype, logits.device)
         hidden = ~allowed

@@ -20,6 +20,8 @@ from scaledot import scale as scale_rules
 
 FLOAT_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ALIGNMENTS = ("top_left", "bottom_right")
+LARGEST = torch.finfo(torch.float32).max
+FARTHEST = 2**62  # that a window reaches: positions are int64
 
 
 class Settings(NamedTuple):
@@ -100,8 +102,11 @@ def describe(
     if not 0.0 <= dropout_p <= 1.0:  # NaN fails too
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1]")
     cap = 0.0 if softcap is None else _number("softcap", softcap)
-    if softcap is not None and not 0.0 < cap < math.inf:
-        raise ValueError(f"softcap={softcap} must be a positive number; leave it out for no cap")
+    if softcap is not None and not 0.0 < cap <= LARGEST:
+        raise ValueError(
+            f"softcap={softcap} must be a positive number, at most {LARGEST:.3g}; "
+            f"leave it out for no cap"
+        )
     if attn_mask is not None:
         attn_mask = _read_mask(attn_mask, query, key, lead, scores_only)
     if sinks is not None:
@@ -281,6 +286,8 @@ def _read_scale(
 def _number(name: str, value: Any) -> float:
     """A plain number; comparisons rather than math.isfinite, so that a compiler can trace them."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise ValueError(f"{name} is a whole number too large for any floating point type")
         return value
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
@@ -304,6 +311,7 @@ def _read_window(
                 raise TypeError(f"window={window!r}: each side is a whole number or None")
             if side < 0:
                 raise ValueError(f"window={window!r}: a side cannot be negative; None = unlimited")
+        left, right = (None if side is None else min(side, FARTHEST) for side in (left, right))
     if is_causal:
         right = 0
     return left, right
@@ -321,6 +329,8 @@ def _read_mask(
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask is on {mask.device} but query is on {query.device}")
+    if mask.dtype == torch.float64 != query.dtype:  # what float32 does not hold is not -inf
+        mask = torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).float()
     full = (*lead, query.shape[-2], key.shape[-2])
     if mask.dim() > max(len(full), 4) or any(
         own not in (1, size)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -719,3 +720,47 @@ def test_forward_is_bitwise_repeatable(name):
         assert torch.equal(again, out)
         for field in (*oracle.FLOAT_FIELDS, *oracle.COUNT_FIELDS):
             assert torch.equal(getattr(more, field), getattr(vitals, field)), field
+
+
+@pytest.mark.parametrize("backend", ["cpu", None])
+@pytest.mark.parametrize("position", range(3))
+def test_tensors_that_are_negated_on_paper(position, backend):
+    """torch notes the sign of a conjugate's imaginary part, and changes no number."""
+    tensors = [torch.randn(1, 2, 20, 8) for _ in range(3)]
+    negated = [torch._neg_view(x) if i == position else x for i, x in enumerate(tensors)]
+    assert negated[position].is_neg()
+    plain = [x.resolve_neg() for x in negated]
+    found = scaledot.attention_with_vitals(*negated, window=(3, 3), backend=backend)
+    expected = scaledot.attention_with_vitals(*plain, window=(3, 3), backend=backend)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1].max_logit, expected[1].max_logit)
+
+
+def test_a_gradient_that_is_negated_on_paper():
+    leaves = [torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3)]
+    out = scaledot.attention(*leaves, window=(3, 3))
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, torch._neg_view(grad), retain_graph=True)
+    expected = torch.autograd.grad(out, leaves, -grad)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_computes_anew():
+    first, second = torch.randn(2, 1, 2, 20, 8)
+
+    def attend(x):
+        return scaledot.attention(x, x, x, window=(3, 3))
+
+    assert torch.equal(torch.jit.trace(attend, first)(second), attend(second))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_fields_of_vitals_in_a_graph_are_computed_anew(mode):
+    first, second = torch.randn(2, 1, 2, 20, 8)
+
+    def entropy(x):
+        return scaledot.attention_with_vitals(x, x, x)[1].entropy
+
+    graph = make_fx(entropy, tracing_mode=mode)(first)
+    torch.testing.assert_close(graph(second), entropy(second))

@@ -192,10 +192,14 @@ def _is_plain(inputs: Inputs) -> bool:
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
     ):
         return False
     tensors = [tensor for tensor in inputs if tensor is not None]
-    return all([type(tensor) in PLAIN_TENSORS and not tensor.is_meta for tensor in tensors])
+    # What is negated only on paper an operator negates before it runs.
+    return all(
+        [type(t) in PLAIN_TENSORS and not (t.is_meta or t.is_neg()) for t in tensors],
+    )
 
 
 def _needs_gradients(inputs: Inputs) -> bool:
@@ -370,7 +374,7 @@ def _untraced_function(
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-            (grad_out,) = grads
+            grad_out = grads[0].resolve_neg()
             _, *needs = ctx.needs_input_grad
             *tensors, out, lse = ctx.saved_tensors
             places, settings = ctx.places, ctx.settings

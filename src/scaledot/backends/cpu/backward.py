@@ -40,10 +40,11 @@ class _Work:
         lse = plan.by_group(lse.unsqueeze(-1))  # [B, G, repeats, Q, 1]
         blind = lse == -math.inf  # rows that see no key pass nothing on, whatever comes in
         self.blind, self.lse = blind, lse.masked_fill(blind, 0.0)
-        self.fragile = plan.hides_pairs and not math.isfinite(self.lse.sum().item())
         self.grad_out = plan.by_group(grad_out).to(dtype).masked_fill(blind, 0.0)
         self.delta = (self.grad_out * plan.by_group(out).to(dtype)).sum(-1, keepdim=True)
         self.delta.masked_fill_(blind, 0.0)
+        total = self.lse.sum() + self.delta.sum() if plan.hides_pairs else self.lse.new_zeros(())
+        self.fragile = not math.isfinite(total.item())  # by its logits, values or gradient
         # In the products of gradients a hidden entry meets a 0, and 0 * NaN is NaN. Rows that do
         # see it are NaN by their lse already.
         self.clean_key, self.clean_value = inputs.key, inputs.value

@@ -25,7 +25,7 @@ from scaledot.backends.cpu.reach import Reach
 from scaledot.backends.cpu.rows import RowSums, finite_pivot, stack_rows
 from scaledot.backends.cpu.tiles import Block
 from scaledot.backends.inputs import Inputs
-from scaledot.measure import Rows, summarise
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Rows, summarise
 from scaledot.problem import Settings
 
 
@@ -90,6 +90,13 @@ def _summary(plan: Plan, reach: Reach, rows: Rows) -> tuple[Tensor, Tensor]:
         own = Rows._make(None if t is None else t[:, :, span] for t in rows)
         keys = slice(index, index + 1)
         parts.append(summarise(own, query[:, :, span], norms[:, :, span], rms[keys], entries[keys]))
+    if not parts:  # no sequence at all
+        shape = (0, query.shape[1])
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return (
+            query.new_empty(len(FLOAT_FIELDS), *shape, dtype=dtype),
+            query.new_empty(len(COUNT_FIELDS), *shape, dtype=torch.int64),
+        )
     floats, counts = zip(*parts, strict=True)
     return torch.cat(floats, 1), torch.cat(counts, 1)
 

@@ -39,7 +39,11 @@ def _slab_moments(plan: Plan, part: Slab, count: Tensor) -> tuple[Tensor, Tensor
     span, diagonal = slice(part.start, part.stop), part.diagonal
     query = plan.query[span, :, :, part.row : part.row_end].flatten(0, 1)  # [heads, repeats, Q, D]
     keys = plan.inputs.key[span].flatten(0, 1)  # [heads, K, D]
-    centre = keys[:, diagonal.first : diagonal.last].mean(1, keepdim=True, dtype=torch.float64)
+    # Of keys that some row sees: what the others hold, unfilled memory perhaps, costs no digits.
+    low, high = diagonal.low(part.row), diagonal.high(part.row_end - 1)
+    if low >= high:
+        low, high = diagonal.first, diagonal.last
+    centre = keys[:, low:high].mean(1, keepdim=True, dtype=torch.float64)
     gram = RunningGram(keys, centre)
     firsts, seconds = [], []
     uniform = diagonal.left is None and diagonal.right is None

@@ -389,7 +389,8 @@ static void attend(void* data) {
           squares[i] += found.square;
           if (visible) {
             const double n = static_cast<double>(visible), shift = found.deviation / n;
-            spreads[i].merge(n, mean + shift, found.spread - shift * found.deviation);
+            const double m2 = found.spread - shift * found.deviation;  // squares may underflow
+            spreads[i].merge(n, mean + shift, m2 < 0 ? 0 : m2);
           }
         } else {
           Floats total{};

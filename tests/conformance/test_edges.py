@@ -1,0 +1,98 @@
+"""Calls at the edges: scores that vanish, windows that reach farther than integers, garbage behind
+what is seen, numbers that only some types hold."""
+
+import math
+import sys
+
+import oracle
+import pytest
+import torch
+
+import scaledot
+from conformance.agreement import assert_output_agrees, assert_vitals_agree
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(20_17)
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [1e-11, 1e-12, 1e-16, 1e-22])
+def test_a_dead_head_has_a_spread_of_next_to_nothing(size):
+    """Squares of its deviations are below float32, their mean's square is not."""
+    vitals = scaledot.vitals(normal(1, 4, 8, 8) * size, normal(1, 4, 50, 8) * size)
+    assert (vitals.row_std <= 100 * size * size).all()
+    assert (vitals.logit_std <= 100 * size * size).all()
+    assert (vitals.nonfinite == 0).all()
+
+
+@pytest.mark.parametrize("far", [sys.maxsize, 2**63, 2**64, 10**40])
+@pytest.mark.parametrize("window", [(None, 1), (1, None), (1, 1)])
+@pytest.mark.parametrize("words", [{}, {"softcap": 5.0}, {"is_causal": True}])
+def test_a_window_may_reach_as_far_as_it_likes(far, window, words):
+    query, key, value = normal(1, 2, 9, 4), normal(1, 2, 40, 4), normal(1, 2, 40, 4)
+    sides = tuple(None if side is None else far for side in window)
+    out, vitals = scaledot.attention_with_vitals(query, key, value, window=sides, **words)
+    assert_output_agrees([out], query, key, value, **words)
+    assert_vitals_agree(vitals, oracle.diagnose(query, key, **words))
+
+
+@pytest.mark.parametrize("garbage", [1e6, 1e10, 1e14])
+@pytest.mark.parametrize("words", [{}, {"softcap": 30.0}, {"dropout_p": 0.25}])
+def test_what_no_row_sees_costs_no_digits(garbage, words):
+    """A cache of keys that is not filled yet: finite, but anything."""
+    query, key = normal(1, 2, 10, 8), normal(1, 2, 10, 8)
+    filled = torch.cat([key, torch.full((1, 2, 50, 8), garbage)], 2)
+    found = scaledot.attention_with_vitals(query, filled, filled, is_causal=True, **words)[1]
+    expected = scaledot.attention_with_vitals(query, key, key, is_causal=True, **words)[1]
+    for name in ("logit_mean", "logit_std", "row_std"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_a_broken_value_breaks_gradients_of_keys_that_its_row_sees():
+    query, key, value = (normal(1, 1, 8, 4) for _ in range(3))
+    value[0, 0, 5, 1] = math.nan
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    out = scaledot.attention(*leaves, window=(0, 0))[:, :, :5]
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert grads[0][0, 0].isnan().any(-1).tolist() == [False] * 5 + [True] + [False] * 2
+    assert grads[1][0, 0].isnan().any(-1).tolist() == [False] * 5 + [True] + [False] * 2
+    assert grads[2].isfinite().all()
+
+
+@pytest.mark.parametrize("bias", [-1e39, torch.finfo(torch.float64).min])
+def test_a_bias_that_float32_does_not_hold_hides_nothing(bias):
+    """All keys alike: each row is the mean of the values."""
+    query, key, value = (normal(1, 1, 6, 4) for _ in range(3))
+    mask = torch.full((6, 6), bias, dtype=torch.float64)
+    mask[:, 4:] = -math.inf
+    out, vitals = scaledot.attention_with_vitals(query, key, value, attn_mask=mask)
+    torch.testing.assert_close(out, value[:, :, :4].mean(2, keepdim=True).expand_as(out))
+    assert vitals.nonfinite.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_whole_numbers_that_no_float_holds_are_refused(name):
+    query = normal(1, 1, 3, 4)
+    with pytest.raises(ValueError, match=f"{name} is a whole number too large"):
+        scaledot.attention(query, query, query, **{name: 10**400})
+
+
+def test_a_cap_that_float32_does_not_hold_is_refused():
+    query = normal(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="leave it out for no cap"):
+        scaledot.attention(query, query, query, softcap=1e39)
+
+
+def test_no_sequence_at_all():
+    ends = torch.zeros(1, dtype=torch.int32)
+    nothing = torch.zeros(0, 2, 4)
+    out, vitals = scaledot.attention_varlen_with_vitals(nothing, nothing, nothing, ends, ends)
+    assert out.shape == (0, 2, 4)
+    assert vitals.shape == (0, 2)
