@@ -19,7 +19,7 @@ def combine(acc: Tensor, share: Tensor, other: Tensor, other_share: Tensor) -> N
     batch, heads, queries, width = acc.shape
     block_v = padded(width)
     block_m = max(min(TILE // block_v, MOST_ROWS), 1)
-    blocks = triton.cdiv(queries, block_m)
+    blocks = -(-queries // block_m)
     arguments: dict[str, Any] = {
         "acc": heads_of(acc),
         "other": heads_of(other),
