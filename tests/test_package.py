@@ -114,6 +114,15 @@ def test_every_public_name_is_there_and_nothing_else():
         _ = scaledot.attenton
 
 
+def test_parts_of_the_watch_need_no_import_of_their_own():
+    done = "print(*(getattr(scaledot.watch, name).__name__ for name in scaledot.watch.__all__))"
+    told = subprocess.run(
+        [sys.executable, "-c", f"import scaledot; {done}"], capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split()[-1] == "scaledot.watch.store"
+
+
 def test_import_prints_nothing_and_warns_of_nothing():
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:scaledot", "-c", "import scaledot"],

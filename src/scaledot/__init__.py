@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from scaledot import distributed, measure, nn, scale
+    from scaledot import distributed, measure, nn, scale, watch
     from scaledot.functional import (
         additive_attention,
         additive_attention_with_vitals,
@@ -41,9 +41,10 @@ __all__ = [
     "scale",
     "vitals",
     "vitals_varlen",
+    "watch",
 ]
 
-_MODULES = ("distributed", "measure", "nn", "scale")
+_MODULES = ("distributed", "measure", "nn", "scale", "watch")
 _ELSEWHERE = {"RowState": "measure", "Vitals": "measure", "Watch": "watch"}
 
 

@@ -295,3 +295,12 @@ def test_a_number_of_heads_that_is_none_is_refused(capsys, top):
         cli.main(["check", "m:f", f"--top={top}"])
     assert ended.value.code == 2
     assert "is no number of heads" in capsys.readouterr().err
+
+
+def test_a_module_that_reads_the_command_line_is_asked_for_a_guard(module, capsys):
+    name = module("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert cli.main(["check", f"{name}:build"]) == 2
+    assert f"{name} has no build" in capsys.readouterr().err
+    other = module("raise SystemExit(3)\n", f"{name}_other")
+    assert cli.main(["check", f"{other}:build"]) == 2
+    assert "if __name__ == '__main__'" in capsys.readouterr().err

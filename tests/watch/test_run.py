@@ -133,6 +133,17 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     assert reader.segments()[-1].ended is not None
 
 
+@pytest.mark.parametrize("remedy", ["softcap:5", "log-n", "qk-norm"])
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_what_is_said_before_the_first_reading_is_not_lost(remedy, flags):
+    _write("train.py", TRAIN)
+    watched = _watched("--remedy", remedy, *flags, "--store", "run.vitals", "train.py")
+    assert watched.status == 0, watched.err
+    first, *others, _ = watched.err.splitlines()
+    assert first.startswith("scaledot: vitals go to run.vitals")
+    assert any(remedy.partition(":")[0] in line for line in others), watched.err
+
+
 # nanoGPT's way: dropout, accumulation, recomputation, a compiled forward pass; attention by hand
 # in the last layer. The losses are printed to the bit.
 NANO = """

@@ -395,6 +395,16 @@ def test_the_newest_run_is_found_and_of_its_ranks_the_first(tmp_path):
     assert newest(tmp_path).name == "old.vitals"
 
 
+def test_of_two_runs_a_second_apart_the_last_is_the_newest(tmp_path):
+    for name, age in (("train-1", 1.0), ("train-2", 0.0), ("train-2.process7", 0.5)):
+        path = tmp_path / f"{name}.vitals"
+        path.touch()
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert newest(tmp_path).name == "train-2.vitals"
+    (tmp_path / "train-2.vitals").unlink()
+    assert newest(tmp_path).name == "train-2.process7.vitals"
+
+
 def test_what_is_no_run_is_refused_in_words(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["top"]) == 1

@@ -105,6 +105,7 @@ class LateStore:
         self.refused = False  # the file could not be opened
         self._store: Store | None = None
         self._notes: dict[str, Any] = {}  # what came before the file was open
+        self._lines: list[str] = []  # to be said then: which rank speaks is known by then
         self._layers: set[str] = set()
         self._last_step = -1
 
@@ -143,7 +144,9 @@ class LateStore:
             self.telling.check()
 
     def say(self, line: str) -> None:
-        if self.speaks:
+        if self._store is None and not (self.refused or self._silent):
+            self._lines.append(line)
+        elif self.speaks:
             say(line)
 
     def flush(self) -> bool:
@@ -187,6 +190,9 @@ class LateStore:
             self._store.note(name, value)
         if self.speaks:
             say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
+            for line in self._lines:
+                say(line)
+        self._lines.clear()
 
     def _look_at_coverage(self, layers: set[str] | None) -> None:
         """Once for each set of layers: an account lists all modules of the model."""

@@ -1,9 +1,10 @@
 """`module:function`: any model, as a function of the user's makes it."""
 
+import contextlib
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,7 +30,13 @@ def _find(module_name: str, path: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = importlib.import_module(module_name)
+        with _arguments_of(module_name):
+            found = importlib.import_module(module_name)
+    except SystemExit as error:
+        raise CannotRead(
+            f"importing {module_name} ran it as a script, which ended with {error.code!r}; put "
+            f"what it does as a script under: if __name__ == '__main__':"
+        ) from None
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise CannotRead(f"importing {module_name} failed: {error}") from error
@@ -51,6 +58,17 @@ def _find(module_name: str, path: str) -> Any:
     if not callable(found):
         raise CannotRead(f"{module_name}:{path} is no function; write one: {EXAMPLE}")
     return found
+
+
+@contextlib.contextmanager
+def _arguments_of(module_name: str) -> Iterator[None]:
+    """None: those of the command line are ours, and a module may look at them."""
+    kept = sys.argv
+    sys.argv = [module_name]
+    try:
+        yield
+    finally:
+        sys.argv = kept
 
 
 def _subject(name: str, made: Any) -> Subject:

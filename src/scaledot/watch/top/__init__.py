@@ -7,6 +7,7 @@ healthy bands in `health`) -> `picture` (lines of text: `heat`, `curve`) -> `liv
 import argparse
 import json
 import os
+import re
 import sqlite3
 import sys
 from pathlib import Path
@@ -55,18 +56,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def newest(folder: Path) -> Path:
-    """The run that was written last; of the ranks of one run, the first."""
+    """The run that was written last; of the ranks and processes of one run, the first."""
     runs = [path for path in folder.glob("*.vitals") if path.is_file()]
     if not runs:
         raise StoreError(
             f"no *.vitals file in {folder.absolute()}; type: scaledot run SCRIPT, "
             "or: scaledot top FILE"
         )
-    last = max(map(_written, runs))
-    # Ranks write at the same time: within some seconds the shortest name is the first rank's.
-    return min(
-        (path for path in runs if last - _written(path) < 5), key=lambda p: (len(p.name), p.name)
-    )
+    last = _of_run(max(runs, key=lambda path: (_written(path), path.name)))
+    return min((p for p in runs if _of_run(p) == last), key=lambda p: (len(p.name), p.name))
+
+
+def _of_run(path: Path) -> str:
+    """The name without what `ranks.file_of` adds for a further rank or process."""
+    return re.sub(r"\.(rank|process)\d+$", "", path.stem)
 
 
 def _written(path: Path) -> float:
