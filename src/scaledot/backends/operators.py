@@ -197,9 +197,7 @@ def _is_plain(inputs: Inputs) -> bool:
         return False
     tensors = [tensor for tensor in inputs if tensor is not None]
     # What is negated only on paper an operator negates before it runs.
-    return all(
-        [type(t) in PLAIN_TENSORS and not (t.is_meta or t.is_neg()) for t in tensors],
-    )
+    return all([type(t) in PLAIN_TENSORS and not (t.is_meta or t.is_neg()) for t in tensors])
 
 
 def _needs_gradients(inputs: Inputs) -> bool:
