@@ -58,7 +58,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         return 130  # what a shell reports for a command ended by Ctrl-C
     except BrokenPipeError:  # the reader has gone, as in `scaledot demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # what a shell reports for a command whose reader has gone; 1 says something
+        return 141  # what a shell reports then; 1 would be a verdict of `check`
     return status
 
 

@@ -20,7 +20,7 @@ from scaledot import scale as scale_rules
 
 FLOAT_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ALIGNMENTS = ("top_left", "bottom_right")
-LARGEST = torch.finfo(torch.float32).max
+LARGEST, LARGEST_DOUBLE = (torch.finfo(kind).max for kind in (torch.float32, torch.float64))
 FARTHEST = 2**62  # that a window reaches: positions are int64
 
 
@@ -286,7 +286,7 @@ def _read_scale(
 def _number(name: str, value: Any) -> float:
     """A plain number; comparisons rather than math.isfinite, so that a compiler can trace them."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
             raise ValueError(f"{name} is a whole number too large for any floating point type")
         return value
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):

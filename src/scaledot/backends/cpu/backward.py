@@ -43,8 +43,8 @@ class _Work:
         self.grad_out = plan.by_group(grad_out).to(dtype).masked_fill(blind, 0.0)
         self.delta = (self.grad_out * plan.by_group(out).to(dtype)).sum(-1, keepdim=True)
         self.delta.masked_fill_(blind, 0.0)
-        total = self.lse.sum() + self.delta.sum() if plan.hides_pairs else self.lse.new_zeros(())
-        self.fragile = not math.isfinite(total.item())  # by its logits, values or gradient
+        # A row may be broken by its logits, by a value or by its gradient.
+        self.fragile = plan.hides_pairs and not math.isfinite(self.lse.sum() + self.delta.sum())
         # In the products of gradients a hidden entry meets a 0, and 0 * NaN is NaN. Rows that do
         # see it are NaN by their lse already.
         self.clean_key, self.clean_value = inputs.key, inputs.value

@@ -91,11 +91,10 @@ def _summary(plan: Plan, reach: Reach, rows: Rows) -> tuple[Tensor, Tensor]:
         keys = slice(index, index + 1)
         parts.append(summarise(own, query[:, :, span], norms[:, :, span], rms[keys], entries[keys]))
     if not parts:  # no sequence at all
-        shape = (0, query.shape[1])
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        heads = query.shape[1]
         return (
-            query.new_empty(len(FLOAT_FIELDS), *shape, dtype=dtype),
-            query.new_empty(len(COUNT_FIELDS), *shape, dtype=torch.int64),
+            query.new_empty(len(FLOAT_FIELDS), 0, heads, dtype=plan.dtype),
+            query.new_empty(len(COUNT_FIELDS), 0, heads, dtype=torch.int64),
         )
     floats, counts = zip(*parts, strict=True)
     return torch.cat(floats, 1), torch.cat(counts, 1)
