@@ -50,6 +50,14 @@ from scaledot.backends.cuda.hopper.tasks import take, tell_missed
 from scaledot.backends.cuda.hopper.walk import Rows, attend_keys, measure_keys, row_factor
 
 
+@gluon.constexpr_function
+def few_registers(plan):
+    """Of a warp that computes no attention, where all who do are one team."""
+    if plan.SQUARES == "no":
+        return 24
+    return 32 if plan.CONSUMERS == 4 else 40
+
+
 @gluon.jit
 def consume(call, pipe, NTH: gl.constexpr):
     """The NTH team: both consumers, or one of three. `who` is the consumer of each thread."""
@@ -264,9 +272,9 @@ def attend(
         let_next_begin(plan.TEAM // 16)
     pipe = new_pipe(plan, q_desc, k_desc, v_desc)
     fence_async_shared()
-    # Registers: 64 Ki for all; consumers get what the others leave, 232 or 240, or 160.
+    # Registers: 64 Ki for all; consumers get what the others leave, 232 or 240, or 160, or 112.
     if plan.TOGETHER:
-        few: gl.constexpr = 24 if plan.SQUARES == "no" else 40
+        few: gl.constexpr = few_registers(plan)
         gl.warp_specialize(
             [
                 (consume_0, (call, pipe)),

@@ -10,6 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
+from scaledot.backends.cuda.hopper.schedule import team_rows
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.summary.places import MAX_CHUNKS
@@ -54,10 +55,10 @@ def config_for(width: int, keys: int, *, values: bool, moments: str | None, caus
             return config._replace(quarters=True, order="wpltba", at_once=4, run=8, few=False)
         if moments == "all":
             return config._replace(run=8)
-        config = config._replace(quarters=True)
-        if narrow and causal:
-            return config._replace(at_once=4)
-        return config._replace(consumers=2 if wide else 3)
+        config = config._replace(consumers=4, run=8)
+        if narrow or causal and not wide:
+            return config._replace(quarters=True)
+        return config._replace(keys=64, order="tpwlab", at_once=1, in_place=True)
     if wide:
         return config._replace(keys=64, order="plwtab")
     config = config._replace(turns=True)
@@ -124,7 +125,7 @@ def forward(
         causal=settings.right is not None,
     )
     tile_rows = 64 * config.consumers
-    team = 128 if config.consumers == 2 else 64  # rows, as Plan has it
+    team = team_rows(config.consumers)
     packed = inputs.cu_seqlens_q is not None
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
     blocks = -(-queries // tile_rows) + sequences

@@ -17,7 +17,7 @@ from triton.language.core import _aggregate as aggregate
 # Numbers of named barriers. Triton takes 0 and 1, then one for each team but the first, which those
 # of one warp do not use.
 KEYS_READY = gl.constexpr(4)  # one a consumer and stage; for consumers that are one team
-VALUES_READY = gl.constexpr(8)
+VALUES_READY = gl.constexpr(8)  # the same; four consumers have no values, and eight of the keys
 KEYS_BACK = gl.constexpr(12)  # one a stage
 VALUES_BACK = gl.constexpr(14)
 TURN = gl.constexpr(6)  # one a consumer, of three teams
@@ -49,7 +49,9 @@ class Pipe:
 @gluon.jit
 def new_pipe(plan, q_desc, k_desc, v_desc):
     gl.static_assert(plan.STAGES == 2, "a loader is one step ahead, and barriers are numbered so")
-    gl.static_assert(plan.CONSUMERS == 2 or plan.CONSUMERS == 3, "one team, or three")
+    gl.static_assert(2 <= plan.CONSUMERS and plan.CONSUMERS <= 4, "one team, or three")
+    gl.static_assert(plan.CONSUMERS < 4 or not plan.VALUES, "no barriers are left for values")
+    gl.static_assert(plan.CONSUMERS < 4 or not plan.TURNS, "turns are between two, or three teams")
     gl.static_assert(plan.RUN > 1 or not plan.IN_PLACE, "in place sums grow over a run")
     D: gl.constexpr = plan.D
     V: gl.constexpr = plan.V
