@@ -155,6 +155,7 @@ class Schedule(NamedTuple):
     name: str
     loop: Loop
     groups: int = 2  # warpgroups
+    keys: int = 128  # of a tile; at d = 256 half of them
 
 
 def products(width: int) -> Loop:
@@ -172,10 +173,10 @@ def softmax(sums: str) -> Loop:
     return loop
 
 
-def attention(width: int, sums: str, ways: int = 1) -> Loop:
+def attention(width: int, sums: str, ways: int = 1, groups: int = 2) -> Loop:
     """S_j, behind it P V of the tile before, then the softmax: as the kernel does it."""
-    loop, keys = Loop(ways), 64 if width == 256 else 128
-    turns = width < 256
+    loop, keys = Loop(ways), 64 if width == 256 or groups == 4 else 128
+    turns = width < 256 and groups == 2
     if turns:
         loop.say("bar.sync mine, 256;")
     loop.scores("s", keys, range(width // 16))
@@ -232,6 +233,11 @@ def schedules() -> list[Schedule]:
                 Schedule(f"d = {d}, S ahead in pieces", ahead(d, STATISTICS)),
                 Schedule(f"d = {d}, scores alone", alone(d, STATISTICS), 3),
             ]
+        found += [Schedule(f"d = {d}, scores alone, four warpgroups", alone(d, STATISTICS), 4)]
+    found += [
+        Schedule(f"d = 64, {name}, four warpgroups", attention(64, sums[name], 2, 4), 4, 64)
+        for name in sums
+    ]
     return found
 
 
@@ -266,7 +272,7 @@ def cycles(schedule: Schedule) -> float:
             arguments = (out, taken, cupy.uint32(TILES), cupy.float32(0.01))
             loop((132,), (128 * schedule.groups,), arguments, shared_mem=SHARED)
             found.append(int(taken[0]))
-    return sorted(found)[2] / TILES * 2 / schedule.groups
+    return sorted(found)[2] / TILES * 2 / schedule.groups * 128 / schedule.keys
 
 
 def main(arguments: list[str] | None = None) -> int:

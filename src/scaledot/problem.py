@@ -20,6 +20,7 @@ from scaledot import scale as scale_rules
 
 FLOAT_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ALIGNMENTS = ("top_left", "bottom_right")
+LARGEST_CAP = 2.0**60  # logits divided by it are numbers of full precision in float32
 LARGEST, LARGEST_DOUBLE = (torch.finfo(kind).max for kind in (torch.float32, torch.float64))
 FARTHEST = 2**62  # that a window reaches: positions are int64
 
@@ -102,9 +103,9 @@ def describe(
     if not 0.0 <= dropout_p <= 1.0:  # NaN fails too
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1]")
     cap = 0.0 if softcap is None else _number("softcap", softcap)
-    if softcap is not None and not 0.0 < cap <= LARGEST:
+    if softcap is not None and not 0.0 < cap <= LARGEST_CAP:
         raise ValueError(
-            f"softcap={softcap} must be a positive number, at most {LARGEST:.3g}; "
+            f"softcap={softcap} must be a positive number, at most {LARGEST_CAP:.3g}; "
             f"leave it out for no cap"
         )
     if attn_mask is not None:

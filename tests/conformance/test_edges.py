@@ -84,10 +84,11 @@ def test_whole_numbers_that_no_float_holds_are_refused(name):
         scaledot.attention(query, query, query, **{name: 10**400})
 
 
-def test_a_cap_that_float32_does_not_hold_is_refused():
+@pytest.mark.parametrize("cap", [2e18, 1e39])
+def test_a_cap_by_which_no_logit_can_be_divided_is_refused(cap):
     query = normal(1, 1, 3, 4)
     with pytest.raises(ValueError, match="leave it out for no cap"):
-        scaledot.attention(query, query, query, softcap=1e39)
+        scaledot.attention(query, query, query, softcap=cap)
 
 
 def test_no_sequence_at_all():

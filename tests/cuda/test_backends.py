@@ -365,6 +365,41 @@ def test_ends_of_sequences_however_they_lie(device, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_sequence_begins_with_the_first_token(device, backend):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    query, key, value = (torch.randn(40, 1, 16, dtype=dtype, device=device) for _ in range(3))
+    measured = []
+    for start in (0, 5, -3):
+        ends = torch.tensor([start, 9, 40], device=device)
+        measured.append(
+            scaledot.attention_varlen_with_vitals(query, key, value, ends, ends, backend=backend)
+        )
+    (out, vitals), *others = measured
+    for other, found in others:
+        assert torch.equal(other, out)
+        assert torch.equal(found.entropy, vitals.entropy)
+        assert torch.equal(found.q_entries, vitals.q_entries)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_without_any_sequence(device, backend):
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    tokens = torch.randn(40, 1, 16, dtype=dtype, device=device)
+    ends = torch.zeros(1, dtype=torch.int32, device=device)
+    out = scaledot.attention_varlen(tokens, tokens, tokens, ends, ends, backend=backend)
+    assert not out.any()
+
+
+@needs_gpu
+def test_the_backend_that_serves_plain_calls_has_no_say_under_vmap(device):
+    """torch's own kernels serve such shapes, and ask for addresses that a sample does not have."""
+    tensors = [torch.randn(3, 2, 2, 128, 64, dtype=torch.bfloat16, device=device) for _ in range(3)]
+    found = torch.func.vmap(scaledot.attention)(*tensors)
+    expected = scaledot.attention(*(each.flatten(0, 1) for each in tensors))
+    torch.testing.assert_close(found.flatten(0, 1), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_samples_share_one_length(device, backend):
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32
     tensors = [torch.randn(3, 1, 1, 21, 16, dtype=dtype, device=device) for _ in range(3)]

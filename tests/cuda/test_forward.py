@@ -94,6 +94,7 @@ def assert_near(got, want, bound, name):
         {"right": 0},
         {"left": 5, "right": 3, "bottom_right": True},
         {"softcap": 1.5, "right": 2},
+        {"softcap": 1e9},
         {"scale": -0.4, "right": 0, "bottom_right": True},
     ],
     ids=str,
@@ -185,6 +186,14 @@ def test_tokens_of_no_sequence_see_nothing(device):
     assert (out[:, :, 12:] == 0).all()
     assert (lse[:, :, 12:] == -INF).all()
     assert (statistics[6][:, :, 12:] == 0).all()
+
+
+def test_the_first_sequence_begins_with_the_first_token(device):
+    ends, begun = torch.tensor([0, 9, 12]), torch.tensor([4, 9, 12])
+    inputs = make(device, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    other = inputs._replace(cu_seqlens_q=begun.to(device), cu_seqlens_k=begun.to(device))
+    for got, want in zip(run(other, settings()), run(inputs, settings()), strict=True):
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

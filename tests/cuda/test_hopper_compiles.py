@@ -28,6 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from scaledot.backends.cuda.hopper.kernel import attend
 from scaledot.backends.cuda.hopper.launch import Config, config_for
+from scaledot.backends.cuda.hopper.schedule import team_rows
 
 POINTERS = {"lse", "statistics", "squares", "key_squares", "sinks", "head_scale"}
 
@@ -39,7 +40,7 @@ def ptx_of(dtype, width, keys, values, moments, causal, packed, squares, softcap
     factor = "row" if softcap else "no"
     chosen |= dict(PACKED=packed, SINKS=False, FACTOR=factor, SOFTCAP=softcap, NARROW=False)
     chosen |= dict(SQUARES=squares)
-    team = 128 if config.consumers == 2 else 64
+    team = team_rows(config.consumers)
     rows = {"q_desc": team, "k_desc": config.keys, "v_desc": config.keys}
     signature, constants = {}, {}
     for i, name in enumerate(attend.arg_names):
@@ -61,7 +62,7 @@ def ptx_of(dtype, width, keys, values, moments, causal, packed, squares, softcap
             signature[name] = "fp32" if name in ("scale", "cap") else "i32"
     source = GluonASTSource(attend, signature, constants, {})
     made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": team // 16})
-    return config.consumers, made.asm["ptx"], remarks(made.asm["ptx"])
+    return config.consumers, config.turns, made.asm["ptx"], remarks(made.asm["ptx"])
 
 def remarks(ptx):
     assembler = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -81,12 +82,14 @@ CASES = {
     "in place": ("bf16", 64, 4096, True, "all", True, False, "both"),
     "in place, of 128 columns": ("bf16", 128, 16384, True, "none", False, False, "query"),
     "softcap": ("bf16", 64, 4096, True, None, True, False, "no", True),
-    "three consumers": ("bf16", 128, 16384, False, "none", False, False, "query"),
+    "three consumers": ("bf16", 64, 16384, True, "none", False, False, "query"),
+    "four consumers": ("bf16", 128, 16384, False, "edges", True, False, "query"),
+    "four consumers, in place": ("bf16", 256, 16384, False, "none", False, False, "query"),
 }
 
 
 def compiled(cache):
-    """(case, consumers, lines of the kernel, the assembler's remarks) of each."""
+    """(case, consumers, turns, lines of the kernel, the assembler's remarks) of each."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
     told = subprocess.run(
@@ -96,8 +99,8 @@ def compiled(cache):
         text=True,
     )
     assert told.returncode == 0, told.stderr[-4000:]
-    for case, (consumers, ptx, remarks) in zip(CASES, json.loads(told.stdout), strict=True):
-        yield case, consumers, ptx.splitlines(), remarks
+    for case, (*how, ptx, remarks) in zip(CASES, json.loads(told.stdout), strict=True):
+        yield case, *how, ptx.splitlines(), remarks
 
 
 def meetings(lines):
@@ -123,20 +126,20 @@ def during_a_turn(lines):
 def test_what_the_kernel_rests_on(tmp_path):
     """Together, since to compile takes long. Whoever has the turn while a team meets waits for
     those who wait for the turn."""
-    for case, consumers, lines, remarks in compiled(tmp_path):
+    for case, consumers, turns, lines, remarks in compiled(tmp_path):
         # Products one after the other, or registers not shared out as wished: half as fast.
         assert "Potential Performance Loss" not in remarks, (case, remarks)
         if case == "softcap":  # a minimum or maximum that drops NaN would make scores of it
             assert not [line for line in lines if re.search(r"\bmin\.f32", line)]
         met = meetings(lines)
-        ours = set(range(2 if consumers == 2 else 4, 16))
+        ours = set(range(4 if consumers == 3 else 2, 16))
         assert not ours & {number for _, number in met}, case
         if consumers == 3:  # each a team of its own
             continue
         products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
         assert len(products) > 20
-        inside, turns = during_a_turn(lines[: products[-1]])
-        assert bool(turns) == (case != "all sums"), case
+        inside, taken = during_a_turn(lines[: products[-1]])
+        assert bool(taken) == turns, case
         assert not inside & {i for i, _ in met}, case
         if "packed" not in case:  # where values have to be cleaned
             assert not [i for i, _ in met if products[0] < i < products[-1]], case

@@ -218,7 +218,8 @@ def test_squares_of_the_keys_are_left(far, keys, width, device):
     squares = whole_moments.add_all(planes, inputs_of(query, key), settings_of())
     expected = key.double().square().sum((-1, -2))
     total = squares.view(2, 1, -1).double().sum(-1)
-    torch.testing.assert_close(total, expected, rtol=3e-7, atol=0.0)
+    # Tensor cores cut their sums off.
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=0.0)
 
 
 def test_programs_fill_the_machine_but_do_not_grow_too_short():

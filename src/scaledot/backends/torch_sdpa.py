@@ -62,12 +62,12 @@ def refuses(problem: Problem) -> str | None:
         return "an empty tensor"
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
+    if torch._C._are_functorch_transforms_active():
+        return "its kernel has no batching rule"
     if query.is_cuda:
         return _gpu_reason(query, key, value, settings.scale)
     if not query.is_cpu:
         return f"its kernels for {query.device.type} are not vetted"
-    if torch._C._are_functorch_transforms_active():
-        return "its kernel has no batching rule"
     return _data_reason(query, key, value, settings.right is not None)
 
 

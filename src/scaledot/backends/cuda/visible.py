@@ -95,7 +95,7 @@ def _find_sequence(cu_seqlens_ptr, sequences, tokens, block, BLOCK: tl.constexpr
             low = middle
         else:
             high = middle - 1
-    start = tl.where(low > 0, _end(cu_seqlens_ptr, low, tokens), 0)
+    start = _begin(cu_seqlens_ptr, low, tokens)
     return low, start + (block - start // BLOCK - low) * BLOCK
 
 
@@ -121,10 +121,16 @@ def sequence_of(call, index, b):
 
 @triton.jit
 def _packed_span(cu_seqlens_ptr, index, sequences, tokens):
-    start = _end(cu_seqlens_ptr, index, tokens)
+    start = _begin(cu_seqlens_ptr, index, tokens)
     end = _end(cu_seqlens_ptr, tl.minimum(index + 1, sequences), tokens)
     end = tl.where(index < sequences, end, tl.cast(tokens, tl.int32))
     return start, tl.maximum(end, start)
+
+
+@triton.jit
+def _begin(cu_seqlens_ptr, index, tokens):
+    """The first sequence begins with the first token."""
+    return tl.where(index > 0, _end(cu_seqlens_ptr, index, tokens), 0)
 
 
 @triton.jit

@@ -67,7 +67,7 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         in_first_thread = gl.arange(0, 4, gl.SliceLayout(0, sums.first.type.layout)) == 0
         first = gl.sum(gl.where(in_first_thread[None, :], sums.first, 0.0), 1)
         first = gl.convert_layout(first, layout)
-        first_p = gl.where(low > 0, 0.0, gl.exp2(first * scale_of(call) - lse))
+        first_p = gl.where(low > 0, 0.0, gl.exp2(first * scale_of(call) - pivot) * share)
         n = gl.maximum(high - low, 0).to(gl.float32)
         plane = (call.batch * call.heads).to(gl.int64) * call.queries
         at = call.statistics + place

@@ -1,7 +1,7 @@
 """Attention on Hopper, with the statistics of each row from the same pass. Written in Gluon.
 
 One program stays on each multiprocessor and works through tiles of rows. Two warps bring Q, K and V
-into shared memory (producer.py); two or three consumer warpgroups own 64 rows each and run, for
+into shared memory (producer.py); two to four consumer warpgroups own 64 rows each and run, for
 every tile of keys j,
 
     S_j = Q K_j^T            on the tensor cores
@@ -14,10 +14,10 @@ tensor cores for two products in a row and then leaves them to the other warpgro
 computes exponentials. The same source gives the kernel without statistics, the one with them, and
 the one for scores alone.
 
-Two consumers are one team of eight warps: they run the same instructions, each at its own pace, so
-that those of both fit into the instruction caches. A team has a power of two of warps, so three
-consumers are three teams, each with a copy. Nothing in a team's work may make all of its warps meet
-(pipeline.py).
+Two consumers, or four, are one team of eight or sixteen warps: they run the same instructions, each
+at its own pace, so that those of all fit into the instruction caches. A team has a power of two of
+warps, so three consumers are three teams, each with a copy. Nothing in a team's work may make all
+of its warps meet (pipeline.py).
 
 Full tiles are computed without looking for the largest score, the first one with a look at a few.
 Tiles of rows for which that did not do are done once more at the end, carefully: a tile of keys
@@ -60,7 +60,7 @@ def few_registers(plan):
 
 @gluon.jit
 def consume(call, pipe, NTH: gl.constexpr):
-    """The NTH team: both consumers, or one of three. `who` is the consumer of each thread."""
+    """The NTH team: all consumers, or one of three. `who` is the consumer of each thread."""
     plan = call.plan
     warps: gl.constexpr = plan.TEAM // 16
     s_layout: gl.constexpr = of_product(plan.TEAM, plan.KEYS)

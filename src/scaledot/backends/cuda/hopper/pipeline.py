@@ -49,7 +49,8 @@ class Pipe:
 @gluon.jit
 def new_pipe(plan, q_desc, k_desc, v_desc):
     gl.static_assert(plan.STAGES == 2, "a loader is one step ahead, and barriers are numbered so")
-    gl.static_assert(2 <= plan.CONSUMERS and plan.CONSUMERS <= 4, "one team, or three")
+    gl.static_assert(plan.CONSUMERS >= 2, "one team, or three")
+    gl.static_assert(plan.CONSUMERS <= 4, "one team, or three")
     gl.static_assert(plan.CONSUMERS < 4 or not plan.VALUES, "no barriers are left for values")
     gl.static_assert(plan.CONSUMERS < 4 or not plan.TURNS, "turns are between two, or three teams")
     gl.static_assert(plan.RUN > 1 or not plan.IN_PLACE, "in place sums grow over a run")

@@ -341,15 +341,15 @@ class Call:
                     low = middle
                 else:
                     high = middle
-            first_query = self.end(self.cu_q, low, self.queries)
-            first_key = self.end(self.cu_k, low, self.keys)
-            queries = gl.maximum(self.end(self.cu_q, low + 1, self.queries) - first_query, 0)
-            keys = gl.maximum(self.end(self.cu_k, low + 1, self.keys) - first_key, 0)
+            if low > 0:  # the first sequence begins with the first token
+                first_query = self.end(self.cu_q, low, self.queries)
+                first_key = self.end(self.cu_k, low, self.keys)
+            last = gl.minimum(low + 1, self.sequences)
+            queries = gl.maximum(self.end(self.cu_q, last, self.queries) - first_query, 0)
+            keys = gl.maximum(self.end(self.cu_k, last, self.keys) - first_key, 0)
             block -= first_query // plan.ROWS + low
         row = block * plan.ROWS
         offset = self.bottom_right * (keys - queries)
-        if plan.PACKED:  # before the first sequence: no row is inside
-            queries = gl.where(row < 0, row, queries)
         last_row = gl.minimum(row + plan.ROWS, queries) - 1
         first = entry * 0
         stop = keys

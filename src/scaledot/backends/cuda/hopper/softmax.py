@@ -495,10 +495,12 @@ def rescale_text(n):
 def bend(s, factor, cap, plan):
     """The scores in base 2, where no number alone can scale them: a cap, or a factor a row."""
     if plan.SOFTCAP:
-        # c = cap tanh(z / cap), with tanh t = 1 - 2 / (e^2t + 1)
+        # c = cap tanh(z / cap), with tanh t = 1 - 2 / (e^2t + 1), or t - t^3 / 3 where that cancels
         s = s * by_row(factor / cap, s)
         power = gl.exp2(s * 2.0)  # infinite where the cap is reached; NaN stays NaN
-        s = (1.0 - 2.0 / (power + 1.0)) * (cap * LOG2E)
+        t = s * LN2
+        small = t - t * t * t * (1.0 / 3.0)
+        s = gl.where(t * t < 4e-4, small, 1.0 - 2.0 / (power + 1.0)) * (cap * LOG2E)
     else:
         s = s * by_row(factor, s)
     return s

@@ -57,8 +57,10 @@ def span_of(tokens, entry):
     start = entry * 0
     stop = start + tokens.tokens
     if tokens.cu_seqlens_ptr is not None:
-        start = tl.load(tokens.cu_seqlens_ptr + entry).to(tl.int64)
-        stop = tl.minimum(tl.load(tokens.cu_seqlens_ptr + entry + 1).to(tl.int64), stop)
+        begin = tl.load(tokens.cu_seqlens_ptr + entry).to(tl.int64)
+        start = tl.where(entry > 0, tl.minimum(tl.maximum(begin, 0), stop), start)
+        end = tl.load(tokens.cu_seqlens_ptr + entry + 1).to(tl.int64)
+        stop = tl.maximum(tl.minimum(end, stop), start)
     if tokens.lengths_ptr is not None:
         stop = tl.minimum(tl.load(tokens.lengths_ptr + entry).to(tl.int64), stop)
     return start, stop
