@@ -28,7 +28,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from scaledot.backends.cuda.hopper.kernel import attend
 from scaledot.backends.cuda.hopper.launch import Config, config_for
-from scaledot.backends.cuda.hopper.schedule import team_rows
 
 POINTERS = {"lse", "statistics", "squares", "key_squares", "sinks", "head_scale"}
 
@@ -40,7 +39,7 @@ def ptx_of(dtype, width, keys, values, moments, causal, packed, squares, softcap
     factor = "row" if softcap else "no"
     chosen |= dict(PACKED=packed, SINKS=False, FACTOR=factor, SOFTCAP=softcap, NARROW=False)
     chosen |= dict(SQUARES=squares)
-    team = team_rows(config.consumers)
+    team = 64 if config.consumers == 3 else 64 * config.consumers
     rows = {"q_desc": team, "k_desc": config.keys, "v_desc": config.keys}
     signature, constants = {}, {}
     for i, name in enumerate(attend.arg_names):

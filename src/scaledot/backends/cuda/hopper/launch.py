@@ -10,7 +10,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from scaledot.backends.cuda.arguments import FARTHEST
 from scaledot.backends.cuda.hopper.kernel import attend
-from scaledot.backends.cuda.hopper.schedule import team_rows
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.summary.places import MAX_CHUNKS
@@ -126,7 +125,7 @@ def forward(
         causal=settings.right is not None,
     )
     tile_rows = 64 * config.consumers
-    team = team_rows(config.consumers)
+    team = 64 if config.consumers == 3 else tile_rows  # rows, as Plan has it
     packed = inputs.cu_seqlens_q is not None
     sequences = inputs.cu_seqlens_q.shape[0] - 1 if inputs.cu_seqlens_q is not None else 0
     blocks = -(-queries // tile_rows) + sequences

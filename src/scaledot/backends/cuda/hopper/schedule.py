@@ -9,12 +9,6 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 
-@gluon.constexpr_function
-def team_rows(consumers):
-    """A team has a power of two of warps: two or four consumers are one, three are three."""
-    return 64 if consumers == 3 else 64 * consumers
-
-
 @aggregate
 class Plan:
     """What is fixed when the kernel is compiled."""
@@ -90,7 +84,8 @@ class Plan:
         self.STAGES = gl.constexpr(STAGES)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.ROWS = gl.constexpr(64 * CONSUMERS)
-        self.TEAM = gl.constexpr(team_rows(CONSUMERS))
+        # A team has a power of two of warps: two or four consumers are one, three are three.
+        self.TEAM = gl.constexpr(64 if CONSUMERS == 3 else 64 * CONSUMERS)
         self.TOGETHER = gl.constexpr(CONSUMERS != 3)
         self.TURNS = gl.constexpr(TURNS)
         self.EARLY = gl.constexpr(EARLY)
