@@ -97,3 +97,58 @@ def test_no_sequence_at_all():
     out, vitals = scaledot.attention_varlen_with_vitals(nothing, nothing, nothing, ends, ends)
     assert out.shape == (0, 2, 4)
     assert vitals.shape == (0, 2)
+
+
+@pytest.mark.parametrize("bias", [-1e9, torch.finfo(torch.float32).min / 4])
+@pytest.mark.parametrize("sinks", [None, torch.full((2,), -1e9)], ids=["keys", "sink"])
+def test_probabilities_far_from_zero_are_counted_from_the_largest(bias, sinks):
+    """The bias swallows the scores: all keys alike, and the sink is one more of them, or all."""
+    query, key, value = (normal(1, 2, 8, 4) for _ in range(3))
+    mask = torch.full((8, 8), bias)
+    words = {"sinks": sinks, "per_row": True}
+    out, vitals = scaledot.attention_with_vitals(query, key, value, mask, **words)
+    each = 1 / 8 if sinks is None else 1 / 9 if bias == -1e9 else 0.0
+    torch.testing.assert_close(out, value.sum(2, keepdim=True).expand_as(out) * each)
+    assert vitals.saturated.tolist() == [[0.0, 0.0]]
+    for found in (vitals.top_p, vitals.sink, vitals.per_row.top_p):
+        torch.testing.assert_close(found, torch.full_like(found, each))
+    torch.testing.assert_close(vitals.off, torch.full_like(vitals.off, 1 - 8 * each))
+
+
+@pytest.mark.parametrize("keys", [8, 1500])
+@pytest.mark.parametrize("words", [{}, {"sinks": -1e9}, {"softcap": 5.0}, {"dropout_p": 1e-9}])
+@pytest.mark.parametrize("bias", [-1e9, torch.finfo(torch.float32).min / 4])
+def test_gradients_of_rows_far_from_zero(bias, words, keys):
+    query, key, value = normal(1, 2, 8, 4), normal(1, 2, keys, 4), normal(1, 2, keys, 4)
+    mask = torch.zeros(8, keys)
+    mask[3:] = bias
+    sinks = torch.full((2,), words["sinks"]) if "sinks" in words else torch.full((2,), -math.inf)
+    leaves = [x.requires_grad_() for x in (query, key, value, mask, sinks)]
+    words = {**words, "sinks": sinks}
+    out = scaledot.attention(*leaves[:3], attn_mask=mask, **words)
+    grads = torch.autograd.grad(out.square().sum(), leaves)
+    words.pop("dropout_p", None)
+    outcomes = plain_logits(query, key, mask, words.get("softcap"))
+    outcomes = torch.cat([outcomes, sinks.view(2, 1, 1).expand(1, 2, 8, 1)], -1)
+    plain = outcomes.softmax(-1)[..., :-1] @ value
+    torch.testing.assert_close(out, plain)
+    for found, expected in zip(
+        grads, torch.autograd.grad(plain.square().sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def plain_logits(query, key, mask, softcap):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return (softcap * (scores / softcap).tanh() if softcap else scores) + mask
+
+
+@pytest.mark.parametrize("words", [{}, {"is_causal": True}, {"window": (2, 2)}], ids=str)
+@pytest.mark.parametrize("size", [1e3, 1e6])
+def test_weights_of_logits_far_from_zero_sum_to_one(size, words):
+    query, key, value = (normal(1, 1, 8, 4) for _ in range(3))
+    query[..., :2], key[..., :2] = size, size
+    value.requires_grad_()
+    out = scaledot.attention_with_vitals(query, key, value, scale=1.0, **words)[0]
+    (grad,) = torch.autograd.grad(out.sum(), value)
+    torch.testing.assert_close(grad.sum(2), torch.full((1, 1, 4), 8.0))

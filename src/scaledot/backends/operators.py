@@ -83,8 +83,17 @@ def inputs_of(problem: Problem) -> Inputs:
 assert Problem._fields[: TENSORS - 1] == Inputs._fields[:-1]
 
 
-def define(name: str, forward: Forward, backward: Backward, devices: Sequence[str]) -> Engine:
-    """Registers scaledot::{name}_forward and _backward; returns the calls that use them."""
+def define(
+    name: str,
+    forward: Forward,
+    backward: Backward,
+    devices: Sequence[str],
+    backward_of_part: Backward | None = None,
+) -> Engine:
+    """Registers scaledot::{name}_forward and _backward; returns the calls that use them.
+
+    backward_of_part: what serves a part of the keys, where that is not the same as `backward`.
+    """
     library.define(
         f"{name}_forward({_TENSORS}, {_SETTINGS}, bool wants_vitals, bool per_row) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -110,11 +119,8 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
                 return undisturbed_forward(inputs, *arguments)
         return undisturbed_forward(inputs, *arguments)
 
-    def bare_backward(inputs: Inputs, *arguments: Any) -> Gradients:
-        if _is_disturbed(inputs.query, torch.is_grad_enabled()):
-            with _shut_off(inputs.query):
-                return backward(inputs, *arguments)
-        return backward(inputs, *arguments)
+    bare_backward = _undisturbed(backward)
+    bare_backward_of_part = _undisturbed(backward_of_part or backward)
 
     def gradients(inputs: Inputs, *arguments: Any) -> list[Tensor | None]:
         """In the order of the inputs' tensors that can have one."""
@@ -181,7 +187,17 @@ def define(name: str, forward: Forward, backward: Backward, devices: Sequence[st
         out, _, *measured = (function.apply if transformed else forward_op)(*arguments)
         return Result(out, *measured)
 
-    return Engine(attend, bare_forward, bare_backward)
+    return Engine(attend, bare_forward, bare_backward_of_part)
+
+
+def _undisturbed(backward: Backward) -> Callable[..., Gradients]:
+    def bare(inputs: Inputs, *arguments: Any) -> Gradients:
+        if _is_disturbed(inputs.query, torch.is_grad_enabled()):
+            with _shut_off(inputs.query):
+                return backward(inputs, *arguments)
+        return backward(inputs, *arguments)
+
+    return bare
 
 
 def _is_plain(inputs: Inputs) -> bool:

@@ -5,6 +5,8 @@ With P = e^(a - lse), delta_i = dO_i . O_i and dA = P (dO V^T - delta):
     dV = P^T dO      dS = dA (1 - (c / cap)^2) where there is a cap
     dQ = scale dS K      dK = dS^T (scale Q)      dscale_h = sum_i q_i . (dS K)_i
     dbias = dA, summed over what was broadcast      dsink_h = -sum_i p_sink,i delta_i
+
+Where logits lie far from 0 their lse has too few digits for P: there the row sums are taken anew.
 """
 
 import math
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from scaledot.backends.cpu import additive
 from scaledot.backends.cpu.dropout import Dropout
+from scaledot.backends.cpu.flash import FAR
 from scaledot.backends.cpu.logits import Plan, Tile
 from scaledot.backends.cpu.tiles import Block
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
@@ -21,10 +24,17 @@ from scaledot.problem import Settings
 
 
 def backward(
-    inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
+    inputs: Inputs,
+    settings: Settings,
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    wanted: Wanted,
+    whole: bool = True,
 ) -> Gradients:
+    """whole: lse is of these keys, not of more of them elsewhere."""
     plan = Plan(inputs, settings)
-    work = _Work(plan, grad_out, out, lse, wanted)
+    work = _Work(plan, grad_out, out, lse, wanted, whole)
     for block in plan.blocks():
         work.add_block(block)
     return work.result()
@@ -32,7 +42,13 @@ def backward(
 
 class _Work:
     def __init__(
-        self, plan: Plan, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
+        self,
+        plan: Plan,
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        wanted: Wanted,
+        whole: bool,
     ) -> None:
         inputs, dtype = plan.inputs, plan.dtype
         assert inputs.value is not None
@@ -40,6 +56,9 @@ class _Work:
         lse = plan.by_group(lse.unsqueeze(-1))  # [B, G, repeats, Q, 1]
         blind = lse == -math.inf  # rows that see no key pass nothing on, whatever comes in
         self.blind, self.lse = blind, lse.masked_fill(blind, 0.0)
+        self.rest: Tensor | None = None  # what ln of the row's sum is beyond lse
+        if whole and bool((self.lse.abs() > FAR).any()):
+            self.rest = torch.zeros_like(self.lse)
         self.grad_out = plan.by_group(grad_out).to(dtype).masked_fill(blind, 0.0)
         self.delta = (self.grad_out * plan.by_group(out).to(dtype)).sum(-1, keepdim=True)
         self.delta.masked_fill_(blind, 0.0)
@@ -72,12 +91,15 @@ class _Work:
         query = plan.query_rows(block)
         rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
         grad_out = self.grad_out[rows].reshape(query.shape[0], query.shape[1], -1)
-        lse, delta = self.lse[rows], self.delta[rows]
+        lse, delta, rest = self.lse[rows], self.delta[rows], None
+        if self.rest is not None:
+            rest = self.rest[rows]
+            rest.copy_(self._rest_of(query, block, lse))
         dropout = Dropout(plan, block)
         for tile in plan.tiles(block):
             scores = plan.scores_of(query, tile)
             raw = plan.unscaled_scores(query, tile) if self.wants_raw else None
-            probability, slope = self._probabilities(scores, tile, lse)
+            probability, slope = self._probabilities(scores, tile, lse, rest)
             values = plan.take_keys(self.clean_value, block, tile.key, tile.key_end)
             grad_p = torch.bmm(grad_out, values.transpose(1, 2))
             flat, grad_p = grad_p.shape, grad_p.view(scores.shape)
@@ -127,7 +149,7 @@ class _Work:
             self.grad_weight[rows[:3]] += each
 
     def _probabilities(
-        self, scores: Tensor, tile: Tile, lse: Tensor
+        self, scores: Tensor, tile: Tile, lse: Tensor, rest: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """p of the tile (before dropout), and the cap's derivative where there is a cap."""
         plan, cap, slope = self.plan, self.plan.settings.softcap, None
@@ -136,10 +158,24 @@ class _Work:
             if plan.hides_pairs:
                 tile.hide(slope, 0.0)
         plan.make_arguments(scores, tile)
-        probability = plan.exponentials_of(scores.sub_(lse))
+        scores.sub_(lse)
+        if rest is not None:
+            scores.sub_(rest)
+        probability = plan.exponentials_of(scores)
         if self.fragile:
             tile.hide(probability, 0.0)
         return probability, slope
+
+    def _rest_of(self, query: Tensor, block: Block, lse: Tensor) -> Tensor:
+        """ln of sum e^(a - lse) over keys and sink; 0 for rows that see nothing or are broken."""
+        plan, rest = self.plan, torch.full_like(lse, -math.inf)
+        if plan.inputs.sinks is not None:
+            rest = plan.take_sinks(block).unsqueeze(-1) - lse
+        for tile in plan.tiles(block):
+            scores = plan.scores_of(query, tile)
+            plan.make_arguments(scores, tile)
+            rest = torch.logaddexp(rest, scores.sub_(lse).logsumexp(-1, keepdim=True))
+        return rest.masked_fill(~torch.isfinite(rest), 0.0)
 
     def _add_mask(self, grad_scores: Tensor, tile: Tile) -> None:
         part = self.plan.take(self.grad_mask_view, tile.block)
@@ -163,7 +199,8 @@ class _Work:
         if self.wanted.sinks:
             assert inputs.sinks is not None
             sinks = plan.by_group(inputs.sinks.to(plan.dtype).unsqueeze(-1).unsqueeze(-1))
-            off = (sinks - self.lse).exp().masked_fill(self.blind, 0.0)
+            off = sinks - self.lse
+            off = (off if self.rest is None else off - self.rest).exp().masked_fill(self.blind, 0.0)
             each = -(off * self.delta).sum((-1, -2)).flatten(1)
             grad_sinks = each.sum_to_size(inputs.sinks.shape)
         if self.wanted.weight:

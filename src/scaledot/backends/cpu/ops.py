@@ -1,5 +1,7 @@
 """The CPU's engines behind one pair of operators, `scaledot::cpu_forward` and its backward."""
 
+import functools
+
 from torch import Tensor
 
 from scaledot.backends import operators
@@ -19,12 +21,20 @@ def _forward(
 
 
 def _backward(
-    inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
+    inputs: Inputs,
+    settings: Settings,
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    wanted: Wanted,
+    whole: bool = True,
 ) -> Gradients:
     if not any(wanted) and flash.can_serve_backward(inputs, settings, lse):
         grads = flash.backward(inputs, settings, grad_out, out, lse)
         return Gradients(*grads, *[None] * len(wanted))
-    return run_backward(inputs, settings, grad_out, out, lse, wanted)
+    return run_backward(inputs, settings, grad_out, out, lse, wanted, whole)
 
 
-engine = operators.define("cpu", _forward, _backward, ("CPU",))
+engine = operators.define(
+    "cpu", _forward, _backward, ("CPU",), functools.partial(_backward, whole=False)
+)

@@ -61,20 +61,20 @@ class RowSums:
         row_max, row_sum, weighted, squares, first = self.sums[: FIRST + 1]
         blind = row_sum == 0
         seen = row_sum.masked_fill(blind, 1.0)
-        log_seen = seen.log()
-        lse = self._pivot() + log_seen
+        pivot, log_seen = self._pivot(), seen.log()
+        # Probabilities are counted from the pivot: an lse far from 0 has no digits left for them.
+        lse, total = pivot + log_seen, seen
         entropy = log_seen - weighted / seen
         sum_p2 = squares / (seen * seen)
         off = None
         sinks = self._sinks()
         if sinks is not None:
-            keys, lse = lse, torch.logaddexp(lse, sinks)
-            share, off = (keys - lse).exp_(), (sinks - lse).exp_()
-            # -x ln x of the two shares; 0 where a share is 0
-            entropy = share * (entropy + torch.where(share == 0, 0.0, lse - keys))
-            entropy += off * torch.where(off == 0, 0.0, lse - sinks)
+            gap = sinks - pivot - log_seen  # ln(off / share)
+            share, off = gap.neg().sigmoid_(), gap.sigmoid()
+            lse, total = torch.logaddexp(lse, sinks), seen / share
+            entropy = share * entropy + torch.special.entr(share) + torch.special.entr(off)
             sum_p2 = sum_p2 * share * share + off * off
-        top_p = (row_max - lse).exp_()
+        top_p = (row_max - pivot).exp_().div_(total)
         shape = (self.plan.batch, self.plan.heads, self.plan.queries)
         count, mean = count.reshape(shape), mean.reshape(shape)
         finite = (torch.isfinite(lse) & torch.isfinite(entropy)).view(shape)
@@ -89,7 +89,7 @@ class RowSums:
             entropy=entropy.clamp_(min=0.0).view(shape),
             top_p=top_p.view(shape),
             sum_p2=sum_p2.view(shape),
-            first_p=(first - lse).exp_().view(shape),
+            first_p=(first - pivot).exp_().div_(total).view(shape),
             off_p=None if off is None else off.view(shape),
             mean=mean,
             m2=m2.reshape(shape),
