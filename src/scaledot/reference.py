@@ -59,7 +59,7 @@ def _packed(problem: Problem) -> tuple[Tensor | None, Vitals]:
     if problem.value is not None:
         missing = problem.query.shape[-2] - rows[-1]  # tokens of no sequence
         shape = (1, problem.query.shape[1], missing, problem.value.shape[-1])
-        out = torch.cat([*outs, torch.zeros(shape, dtype=torch.float64)], dim=-2)[0].transpose(0, 1)
+        out = torch.cat([*outs, problem.query.new_zeros(shape).double()], dim=-2)[0].transpose(0, 1)
     names = [name for name in vars(found[0]) if name != "per_row"]
     stacked: dict[str, Any] = {n: torch.cat([getattr(v, n) for v in found]) for n in names}
     return out, Vitals(**stacked)
@@ -74,12 +74,12 @@ def _dense(problem: Problem) -> tuple[Tensor | None, Vitals]:
     scores = _scores(problem, query, key, visible.sum(-1, keepdim=True))
     cap = problem.settings.softcap
     capped = cap * (scores / cap).tanh() if cap else scores
-    bias = torch.zeros((), dtype=torch.float64)
+    bias = query.new_zeros(())
     if problem.mask is not None and problem.mask.dtype != torch.bool:
         bias = problem.mask.double()
     arguments = (capped + bias).masked_fill(~visible, -math.inf)
     logits = (scores + bias).expand(visible.shape)
-    sink = torch.full((*query.shape[:-1], 1), -math.inf, dtype=torch.float64)
+    sink = query.new_full((*query.shape[:-1], 1), -math.inf)
     if problem.sinks is not None:
         sink = problem.sinks.double()[:, :, None, None].expand(sink.shape)
     outcomes = torch.cat([arguments, sink], dim=-1)
@@ -95,12 +95,12 @@ def _dense(problem: Problem) -> tuple[Tensor | None, Vitals]:
 def _visible(problem: Problem) -> tuple[Tensor, Tensor]:
     """Pairs that enter the softmax, and pairs that the statistics read, [B, H, Q, K]."""
     batch, heads, queries, _ = problem.query.shape
-    keys, settings = problem.key.shape[-2], problem.settings
-    lengths = torch.full((batch,), keys)
+    keys, settings, device = problem.key.shape[-2], problem.settings, problem.query.device
+    lengths = torch.full((batch,), keys, device=device)
     if problem.key_lengths is not None:
         lengths = problem.key_lengths.long()
-    row = torch.arange(queries).view(1, 1, queries, 1)
-    column = torch.arange(keys).view(1, 1, 1, keys)
+    row = torch.arange(queries, device=device).view(1, 1, queries, 1)
+    column = torch.arange(keys, device=device).view(1, 1, 1, keys)
     length = lengths.view(batch, 1, 1, 1)
     diagonal = row + (length - queries if settings.bottom_right else 0)
     visible = column < length
@@ -108,7 +108,7 @@ def _visible(problem: Problem) -> tuple[Tensor, Tensor]:
         visible = visible & (column >= diagonal - settings.left)
     if settings.right is not None:
         visible = visible & (column <= diagonal + settings.right)
-    read = torch.ones((), dtype=torch.bool)
+    read = torch.ones((), dtype=torch.bool, device=device)
     if problem.mask is not None:
         if problem.mask.dtype == torch.bool:
             visible = visible & problem.mask
@@ -224,9 +224,12 @@ def _measure(
 
 def _key_rms(problem: Problem) -> tuple[Tensor, Tensor]:
     batch, keys = problem.key.shape[0], problem.key.shape[-2]
-    inside = torch.ones(batch, 1, keys, dtype=torch.bool)
+    device = problem.key.device
+    inside = torch.ones(batch, 1, keys, dtype=torch.bool, device=device)
     if problem.key_lengths is not None:
-        inside = torch.arange(keys).view(1, 1, -1) < problem.key_lengths.view(-1, 1, 1)
+        inside = torch.arange(keys, device=device).view(1, 1, -1) < problem.key_lengths.view(
+            -1, 1, 1
+        )
     rms, entries = _root_mean_square(
         problem.key.double(), inside.expand(batch, problem.key.shape[1], keys)
     )

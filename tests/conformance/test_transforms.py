@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import scaledot
 from conformance.agreement import assert_output_agrees, assert_vitals_agree
 from conformance.calls import Call, call
+from scaledot import reference
+from scaledot.backends.cpu import native
 
 
 def with_vitals(*tensors, **keywords):
@@ -631,6 +633,26 @@ def test_default_type_changes_nothing(default):
     assert torch.equal(plain, out)
     assert_vitals_agree(vitals, expected)
     torch.testing.assert_close(again, out)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "tiles"])
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_default_device_changes_nothing(name, engine, monkeypatch):
+    if engine == "tiles":
+        monkeypatch.setattr(native, "library", lambda: None)
+    c = call(**KEYWORDS[name])
+    leaves = [t.requires_grad_() for t in c.tensors]
+
+    def run():
+        out, vitals = scaledot.attention_with_vitals(*leaves, **c.keywords, per_row=True)
+        exact, _ = reference.attention_with_vitals(*c.tensors, **c.keywords)
+        grads = torch.autograd.grad(out.sum(), leaves)
+        return [out, exact, *grads, vitals.passes, *vitals.packed(), *vitals.per_row]
+
+    expected = run()
+    with torch.device("meta"):
+        found = run()
+    assert all(map(torch.equal, found, expected))
 
 
 @FUNCTIONS

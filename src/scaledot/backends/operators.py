@@ -233,11 +233,13 @@ def _split(arguments: Sequence[Any]) -> tuple[Inputs, Settings, Sequence[Any]]:
 
 
 def _is_disturbed(query: Tensor, has_graph: bool) -> bool:
-    """By a graph, by autocast (the kernels choose their own precision), by another device."""
+    """By a graph, by autocast (the kernels choose their own precision), by a default device or
+    another mode around each function of torch, by another GPU."""
     device = query.device
     return (
         has_graph
         or torch.is_autocast_enabled(device.type)
+        or torch._C._len_torch_function_stack() > 0
         or (device.type == "cuda" and device.index != torch.cuda.current_device())
     )
 
@@ -247,6 +249,7 @@ def _shut_off(query: Tensor) -> Iterator[None]:
     device = query.device.type
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C.DisableTorchFunction())
         if torch.is_autocast_enabled(device):
             stack.enter_context(torch.autocast(device, enabled=False))
         if query.is_cuda and query.device.index != torch.cuda.current_device():

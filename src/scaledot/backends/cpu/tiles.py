@@ -42,8 +42,8 @@ class Diagonal(NamedTuple):
         return min(max(row + self.offset + self.right + 1, self.first), self.last)
 
     def counts(self, row: int, row_end: int) -> Tensor:
-        """Keys that each of the rows may see, int64."""
-        rows = torch.arange(row, row_end)
+        """Keys that each of the rows may see, int64; on the CPU, whatever the default device."""
+        rows = torch.arange(row, row_end, device="cpu")
         low, high = torch.full_like(rows, self.first), torch.full_like(rows, self.last)
         if self.left is not None:
             low = (rows + (self.offset - self.left)).clamp(self.first, self.last)

@@ -70,7 +70,7 @@ def _at(problem: Problem, lse: Tensor, offset: int) -> tuple[Tensor, Tensor]:
     shift = offset + (keys - queries if settings.bottom_right else 0)
     first, last = max(0, -shift), min(queries, keys - shift)
     if first >= last or _outside_window(offset, settings.left, settings.right):
-        nothing = torch.zeros(problem.query.shape[1], dtype=torch.float64)
+        nothing = lse.new_zeros(lse.shape[1], dtype=torch.float64)
         return nothing, nothing
     query = problem.query[:, :, first:last].double()
     key = problem.key[:, :, first + shift : last + shift].double()
