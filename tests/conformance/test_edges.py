@@ -152,3 +152,16 @@ def test_weights_of_logits_far_from_zero_sum_to_one(size, words):
     out = scaledot.attention_with_vitals(query, key, value, scale=1.0, **words)[0]
     (grad,) = torch.autograd.grad(out.sum(), value)
     torch.testing.assert_close(grad.sum(2), torch.full((1, 1, 4), 8.0))
+
+
+@pytest.mark.parametrize("bias", [-1e20, -1e30, 1e38])
+@pytest.mark.parametrize("words", [{}, {"softcap": 5.0}], ids=str)
+def test_spread_of_a_bias_whose_square_no_float32_holds(bias, words):
+    query, key, value = (normal(1, 2, 8, 4) for _ in range(3))
+    mask = torch.zeros(8, 8)
+    mask[:, 3] = bias
+    vitals = scaledot.attention_with_vitals(query, key, value, mask, **words)[1]
+    expected = torch.full((1, 2), math.sqrt(7) / 8 * abs(bias))
+    torch.testing.assert_close(vitals.row_std, expected)
+    torch.testing.assert_close(vitals.logit_std, expected)
+    torch.testing.assert_close(vitals.logit_mean, torch.full((1, 2), bias / 8))

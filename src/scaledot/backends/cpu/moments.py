@@ -137,7 +137,7 @@ class TileMoments:
 
     def __init__(self, plan: Plan, wide: bool) -> None:
         shape = (plan.batch, plan.groups, plan.repeats, plan.queries)
-        self.wide = wide  # squares would overflow the compute type
+        self.wide = wide  # squares of scores would overflow the compute type
         self.count = torch.zeros(shape, dtype=torch.int64)
         self.mean = torch.zeros(shape, dtype=torch.float64)
         self.m2 = torch.zeros(shape, dtype=torch.float64)
@@ -157,8 +157,10 @@ class TileMoments:
         if self.wide:
             values = values.double()
         mean = values.sum(-1, dtype=torch.float64) / divisor
-        deviation = values.sub_(mean.unsqueeze(-1).to(values.dtype)).masked_fill_(skipped, 0.0)
-        m2 = deviation.square_().sum(-1, dtype=torch.float64)
+        m2 = _squared_deviations(values, mean, skipped)
+        if unread is not None and not self.wide and not torch.isfinite(m2).all():
+            values = logits.masked_fill(skipped, 0.0).double()  # a bias may be of any size
+            m2 = _squared_deviations(values, mean, skipped)
         before = self.count[place]
         total = before + number
         share = number / total.clamp(min=1).double()
@@ -169,3 +171,9 @@ class TileMoments:
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.count, self.mean, self.m2
+
+
+def _squared_deviations(values: Tensor, mean: Tensor, skipped: Tensor) -> Tensor:
+    """Their sum in each row; the values are used up."""
+    deviation = values.sub_(mean.unsqueeze(-1).to(values.dtype)).masked_fill_(skipped, 0.0)
+    return deviation.square_().sum(-1, dtype=torch.float64)
