@@ -403,3 +403,21 @@ def test_bad_numbers_in_hidden_keys_leave_the_gradients_of_others_clean(bad, key
         )
         for got, want in zip(found, exact, strict=True):
             torch.testing.assert_close(got, want)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_batched_gradients_are_those_of_each(name, create_graph, function):
+    c = small(**ARGUMENTS[name])
+    leaves, rebuild = differentiable(c)
+    tensors, words = rebuild(*leaves)
+    out = function(*tensors, **words)
+    grads = torch.randn(3, *out.shape, dtype=out.dtype)
+    found = torch.autograd.grad(
+        out, leaves, grads, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+    )
+    for i, grad in enumerate(grads):
+        exact = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+        for got, want in zip(found, exact, strict=True):
+            torch.testing.assert_close(got[i], want)

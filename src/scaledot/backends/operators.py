@@ -168,7 +168,8 @@ def define(
         lib=library,
     )
     function = _function(forward_op, backward_op)
-    untraced = _untraced_function(bare_forward, gradients, _backward_function(run_backward))
+    of_backward = _backward_function(run_backward)
+    untraced = _untraced_function(bare_forward, gradients, of_backward, backward_op)
 
     def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
         if _is_plain(inputs):
@@ -373,6 +374,7 @@ def _untraced_function(
     run_forward: Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]],
     run_backward: Callable[..., list[Tensor | None]],
     backward_function: Any,
+    backward_op: Any,
 ) -> Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]]:
     """run_forward with a graph, where nobody traces.
 
@@ -399,7 +401,9 @@ def _untraced_function(
             if len(places) > 3:
                 asked = {at for at, need in zip(places, needs, strict=True) if need}
                 wanted = Wanted(*[at in asked for at in PER_HEAD])
-            if _is_last():
+            if torch._C._functorch.is_legacy_batchedtensor(grad_out):  # it knows operators only
+                found = backward_op(*inputs, *settings, grad_out, out, lse, *wanted)
+            elif _is_last():
                 found = run_backward(inputs, settings, grad_out, out, lse, wanted)
             else:
                 found = backward_function.apply(*inputs, *settings, grad_out, out, lse, *wanted)
