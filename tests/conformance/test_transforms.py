@@ -295,6 +295,48 @@ def test_jacobian_by_reverse_mode(function, keywords):
 
 
 @FUNCTIONS
+@pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"sinks": torch.zeros(3)}], ids=str)
+def test_vmap_with_the_same_randomness_drops_the_same_weights(function, keywords):
+    c = call(lead=(4, 2, 3), **keywords)
+
+    def attend(*tensors):
+        return function(*tensors, dropout_p=0.5, **keywords)
+
+    torch.manual_seed(3)
+    found = torch.vmap(attend, randomness="same")(*c.tensors)
+    for i in range(4):
+        torch.manual_seed(3)
+        torch.testing.assert_close(found[i], attend(*(t[i] for t in c.tensors)))
+
+
+def seeded_dropout(*tensors):
+    torch.manual_seed(3)
+    return scaledot.attention(*tensors, dropout_p=0.5)
+
+
+def test_jacobian_drops_what_the_forward_pass_dropped():
+    c = call(lead=(2, 2), queries=2, keys=9, width=4, value_width=2, dtype=torch.float64)
+    found = torch.func.jacrev(seeded_dropout, (0, 1, 2))(*c.tensors)
+    exact = torch.autograd.functional.jacobian(seeded_dropout, c.tensors)
+    for got, want in zip(found, exact, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_of_grad_drops_what_the_forward_pass_dropped(randomness):
+    """Linear in the value: the output is its own gradient's."""
+    c = call(lead=(3, 2, 2), dtype=torch.float64)
+
+    def attend(value, query, key):
+        out = scaledot.attention(query, key, value, dropout_p=0.5)
+        return out.sum(), out.detach()
+
+    gradient = torch.func.grad(attend, has_aux=True)
+    grad, out = torch.vmap(gradient, randomness=randomness)(c.value, c.query, c.key)
+    torch.testing.assert_close((grad * c.value).sum((1, 2, 3, 4)), out.sum((1, 2, 3, 4)))
+
+
+@FUNCTIONS
 def test_checkpoint_recomputes_the_same_dropout(function):
     c = call()
     leaves = [t.requires_grad_() for t in c.tensors]

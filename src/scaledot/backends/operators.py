@@ -29,6 +29,7 @@ _SETTINGS = (
 )
 TENSORS = len(Inputs._fields)
 SETTINGS = len(Settings._fields)
+SEED = Inputs._fields.index("seed")
 PER_HEAD = tuple(Inputs._fields.index(n) for n in ("mask", "head_scale", "sinks", "weight"))
 
 NOTHING_MORE = Wanted(*[False] * len(Wanted._fields))
@@ -478,6 +479,8 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
+            if _shares_its_seed(in_dims, arguments):
+                return _one_by_one(Attend.apply, info.batch_size, in_dims, arguments)
             result = Attend.apply(*_fold_batch(info.batch_size, in_dims, arguments))
             return _unfold_batch(result, info.batch_size, (0, 0, 1, 1, 1))
 
@@ -500,6 +503,8 @@ def _backward_function(run_backward: Any) -> Any:
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
+            if _shares_its_seed(in_dims, arguments):
+                return _one_by_one(AttendBackward.apply, info.batch_size, in_dims, arguments)
             folded = _fold_batch(info.batch_size, in_dims, arguments)
             # The gradient of a tensor that all samples share is wanted for each sample apart.
             size = folded[0].shape[0]
@@ -513,6 +518,27 @@ def _backward_function(run_backward: Any) -> Any:
     return AttendBackward
 
 
+def _shares_its_seed(in_dims: tuple, arguments: Sequence[Any]) -> bool:
+    """Every sample drops the same weights: in one call they would be other samples' batch."""
+    return arguments[SEED] is not None and in_dims[SEED] is None
+
+
+def _one_by_one(
+    function: Any, size: int, in_dims: tuple, arguments: Sequence[Any]
+) -> tuple[tuple, tuple]:
+    results = [
+        function(
+            *(
+                value if dim is None else value.select(dim, index)
+                for value, dim in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for index in range(size)
+    ]
+    outputs = [torch.stack(tensors) for tensors in zip(*results, strict=True)]
+    return tuple(outputs), (0,) * len(outputs)
+
+
 def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any]:
     """Make the vmapped dimension part of every tensor's first one."""
     if arguments[Inputs._fields.index("cu_seqlens_q")] is not None:
@@ -523,8 +549,8 @@ def _fold_batch(size: int, in_dims: tuple, arguments: Sequence[Any]) -> list[Any
     for position, (tensor, dim) in enumerate(zip(arguments, in_dims, strict=True)):
         if not isinstance(tensor, Tensor):
             continue
-        if position == TENSORS - 1:  # the seed: all samples share it, each block is its own
-            folded[position] = tensor.select(dim, 0) if dim is not None else tensor
+        if position == SEED:  # of the first sample: each block draws its own numbers from it
+            folded[position] = tensor if dim is None else tensor.select(dim, 0)
             continue
         shared = position in PER_HEAD
         if dim is None and shared and tensor.shape[0] == 1:
