@@ -643,6 +643,7 @@ def _register_pytrees() -> None:
             ),
             serialized_type_name=f"scaledot.{record.__name__}",
         )
+    _pytree._register_namedtuple(RowVitals, serialized_type_name="scaledot.RowVitals")
 
 
 _register_pytrees()

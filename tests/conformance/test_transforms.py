@@ -526,6 +526,37 @@ def test_exported_module_survives_a_file(tmp_path):
     torch.testing.assert_close(loaded.module()(x), module(x))
 
 
+class Vital(torch.nn.Module):
+    def __init__(self, per_row):
+        super().__init__()
+        self.per_row = per_row
+
+    def forward(self, x):
+        return scaledot.attention_with_vitals(x, x, x, is_causal=True, per_row=self.per_row)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_exported_vitals_survive_a_file(per_row, strict, tmp_path):
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 11, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Vital(per_row), (x,), strict=strict)
+        torch.export.save(program, tmp_path / "vitals.pt2")
+        loaded = torch.export.load(tmp_path / "vitals.pt2")
+    out, vitals = loaded.module()(x)
+    expected_out, expected = Vital(per_row)(x)
+    torch.testing.assert_close(out, expected_out)
+    assert isinstance(vitals, scaledot.Vitals)
+    torch.testing.assert_close(vitals.entropy, expected.entropy)
+    assert (vitals.per_row is not None) == per_row
+    if per_row:
+        assert isinstance(vitals.per_row, type(expected.per_row))
+        torch.testing.assert_close(vitals.per_row, expected.per_row)
+
+
 # --- autocast ------------------------------------------------------------------------------------
 
 
