@@ -222,6 +222,47 @@ def test_nan_in_a_hidden_key_stays_there():
     torch.testing.assert_close(spoiled, clean, rtol=1e-12, atol=1e-13)
 
 
+SEEN = torch.ones(7, 13, dtype=torch.bool).tril(5)  # the last key by no row
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("which", ["query", "key", "both"])
+def test_infinite_entries_have_the_gradients_of_the_formula(which, is_masked):
+    """tanh is 1 there, or -1, and flat; of opposed ones that do not see each other, too."""
+    mask = SEEN if is_masked else None
+    query, key, value, weight = tensors()
+    if which != "key":
+        query[:, :, 2, 1] = math.inf
+    if which != "query":
+        key[:, :, 11, 1] = -math.inf if is_masked else math.inf  # row 2 does not see it then
+    scale = torch.ones(HEADS, dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (query, key, value, weight, scale)]
+    out = scaledot.additive_attention(*leaves[:4], attn_mask=mask, scale=scale)
+    seen = torch.ones(7, 13, dtype=torch.bool) if mask is None else mask
+    total = (query.unsqueeze(-2) + key.unsqueeze(-3)).masked_fill(~seen[..., None], 0.0)
+    scores = (total.tanh() * weight[:, None, None]).sum(-1) * scale[:, None, None]
+    expected = scores.masked_fill(~seen, -math.inf).softmax(-1) @ value
+    torch.testing.assert_close(out, expected)
+    for got, want in zip(gradients(out, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_nan_in_a_hidden_key_leaves_the_gradients_of_others_clean():
+    query, key, value, weight = tensors()
+    scale = torch.ones(HEADS, dtype=torch.float64)
+    seen = torch.arange(13) < 10
+
+    def found():
+        leaves = [x.clone().requires_grad_() for x in (query, key, value, weight, scale)]
+        out = scaledot.additive_attention(*leaves[:4], scale=leaves[4], attn_mask=seen)
+        return gradients(out, leaves)
+
+    clean = found()
+    key[:, :, 10:], value[:, :, 10:] = math.nan, math.inf
+    for got, want in zip(found(), clean, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 # A process of its own: its peak is nobody else's. The short call before takes what torch allocates
 # once.
 SCRIPT = """

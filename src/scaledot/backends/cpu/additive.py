@@ -4,6 +4,7 @@ The sums q + k of all pairs are a [rows, keys, width] tensor; here it exists for
 time, small enough to stay in the cache, in the forward pass and, computed anew, in the backward.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,10 +28,13 @@ class Gradients(NamedTuple):
 
 
 def gradients(grad: Tensor, query: Tensor, keys: Tensor, weight: Tensor) -> Gradients:
-    """From the gradient of the scores [heads, rows, keys]."""
+    """From the gradient of the scores [heads, rows, keys]: 0 where hidden, NaN in broken rows."""
+    may_break = not math.isfinite(query.sum().item() + keys.sum().item())
     found = Gradients(torch.zeros_like(query), torch.zeros_like(keys), torch.zeros_like(query))
     for head, rows in _pieces(query, keys):
         bent = (query[head, rows].unsqueeze(1) + keys[head].unsqueeze(0)).tanh_()
+        if may_break:  # a hidden pair's NaN would meet its 0; tanh of infinity is a number
+            bent.nan_to_num_(0.0)
         own = grad[head, rows].unsqueeze(1)  # [rows, 1, keys]
         found.weight[head, rows] = torch.bmm(own, bent).squeeze(1)
         slope = bent.square_().neg_().add_(1.0)  # d tanh

@@ -69,8 +69,9 @@ class _Work:
         self.clean_key, self.clean_value = inputs.key, inputs.value
         self.clean_query = plan.query
         if plan.hides_pairs:
-            self.clean_key, self.clean_value = _finite(inputs.key), _finite(inputs.value)
-            self.clean_query = _finite(plan.query)
+            self.clean_value = _finite(inputs.value)
+            if inputs.weight is None:
+                self.clean_key, self.clean_query = _finite(inputs.key), _finite(plan.query)
         self.grad_query = torch.zeros(plan.query.shape, dtype=dtype)  # before the scale
         self.grad_key = torch.zeros(inputs.key.shape, dtype=dtype)
         self.grad_value = torch.zeros(inputs.value.shape, dtype=dtype)
@@ -98,7 +99,10 @@ class _Work:
         dropout = Dropout(plan, block)
         for tile in plan.tiles(block):
             scores = plan.scores_of(query, tile)
-            raw = plan.unscaled_scores(query, tile) if self.wants_raw else None
+            raw = None
+            if self.wants_raw:
+                raw = plan.unscaled_scores(query, tile)
+                tile.hide(raw, 0.0)
             probability, slope = self._probabilities(scores, tile, lse, rest)
             values = plan.take_keys(self.clean_value, block, tile.key, tile.key_end)
             grad_p = torch.bmm(grad_out, values.transpose(1, 2))
@@ -138,10 +142,10 @@ class _Work:
     ) -> None:
         """Through s = scale weight . tanh(q + k)."""
         plan, block = self.plan, tile.block
-        query = self.clean_query[rows].to(plan.dtype).reshape(flat[0], flat[1], -1)
-        clean_keys = plan.take_keys(self.clean_key, block, tile.key, tile.key_end)
+        query = plan.query_rows(block)
+        keys_here = plan.take_keys(plan.inputs.key, block, tile.key, tile.key_end)
         scaled = grad.mul_(plan.take_factor(block)).view(flat)
-        found = additive.gradients(scaled, query, clean_keys, plan.take_weight(block))
+        found = additive.gradients(scaled, query, keys_here, plan.take_weight(block))
         _add(self.grad_query[rows], found.query)
         _add(self.grad_key[keys], found.keys)
         if self.wanted.weight:
