@@ -233,13 +233,16 @@ def vitals():
 
 def test_to_dict_is_json(vitals):
     plain = vitals.to_dict()
-    back = json.loads(json.dumps(plain))
+    back = json.loads(json.dumps(plain, allow_nan=False))
     assert set(back) == {*FLOAT_FIELDS, *COUNT_FIELDS, "passes", "per_row"}
     assert back["rows"] == vitals.rows.tolist()
     assert back["nonfinite"] == [[0, 0, 1], [0, 0, 0]]
     assert torch.equal(torch.tensor(back["entropy"]), vitals.entropy)
     assert set(back["per_row"]) == set(ROW_FIELDS)
+    assert back["per_row"]["lse"][0][2][4] is None  # a broken row
+    assert back["per_row"]["lse"][0][2][3] == vitals.per_row.lse[0, 2, 3].item()
     assert "per_row" not in vitals.over_batch().to_dict()
+    assert Vitals.empty((2,)).to_dict()["max_logit"] == [None, None]
 
 
 def test_repr_is_a_table_with_heads_and_bands(vitals):
@@ -609,6 +612,16 @@ def test_vitals_of_other_shapes_do_not_merge(one, other):
         first.merge(second)
     assert first.over_batch().merge(second.over_batch()).rows.tolist() == [8 * (one + other)] * 3
     assert first.merge(Vitals.empty()).rows.sum() == Vitals.empty().merge(first).rows.sum()
+
+
+def test_vitals_of_one_head_do_not_merge_with_those_of_several():
+    one, several = (
+        scaledot.vitals(torch.randn(*lead, 8, 4), torch.randn(8, 4)) for lead in ((), (3,))
+    )
+    for first, second in ((one, several), (several, one)):
+        with pytest.raises(ValueError, match="without a dimension for heads"):
+            first.merge(second)
+    assert one.merge(one).rows.item() == 16
 
 
 def test_allowed_keys_may_be_the_same_for_all_rows():

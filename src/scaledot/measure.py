@@ -195,10 +195,12 @@ class Vitals(_Together):
 
         Of one shape, [batch, heads] as a rule; or one of them `Vitals.empty()`.
         """
-        if self.shape != other.shape and self.max_logit.dim() and other.max_logit.dim():
+        if self.shape != other.shape and not (self._fits_any or other._fits_any):
+            remedy = "take over_batch() of both"
+            if not (self.max_logit.dim() and other.max_logit.dim()):
+                remedy = "one of them is of one head, without a dimension for heads"
             raise ValueError(
-                f"vitals of shape {list(self.shape)} and {list(other.shape)} do not merge: "
-                f"take over_batch() of both"
+                f"vitals of shape {list(self.shape)} and {list(other.shape)} do not merge: {remedy}"
             )
         return _merge(self, other)
 
@@ -214,12 +216,15 @@ class Vitals(_Together):
         return merged._map(lambda t: t[0]) if merged.shape[0] == 1 else _reduced(merged)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, ready for JSON; `per_row` only where it was asked for."""
-        plain = {name: getattr(self, name).tolist() for name in _names()}
-        plain["passes"] = self.passes.tolist()
+        """Plain lists and numbers, ready for JSON, which has no infinity and no NaN: None instead.
+
+        `per_row` only where it was asked for.
+        """
+        plain = {name: _plain(getattr(self, name)) for name in _names()}
+        plain["passes"] = _plain(self.passes)
         if self.per_row is not None:
             plain["per_row"] = {
-                name: tensor.tolist() for name, tensor in self.per_row._asdict().items()
+                name: _plain(tensor) for name, tensor in self.per_row._asdict().items()
             }
         return plain
 
@@ -233,6 +238,13 @@ class Vitals(_Together):
 
     def _repr_html_(self) -> str:
         return table.as_html(*_table(self)) if self._has_data else html.escape(repr(self))
+
+    @property
+    def _fits_any(self) -> bool:
+        """Vitals.empty(), as far as one can look."""
+        if self.max_logit.dim():
+            return False
+        return torch.compiler.is_compiling() or not self._has_data or self.rows.item() == 0
 
     @property
     def _has_data(self) -> bool:
@@ -302,6 +314,17 @@ def _table(vitals: Vitals) -> tuple[str, list[str], list[table.Line], str]:
         lines.append(table.Line(name, cells, flags, band.words))
     title = f"Vitals {shape}: {together.rows.item()} rows, {together.pairs.item()} pairs"
     return title, columns, lines, note
+
+
+def _plain(tensor: Tensor) -> Any:
+    values = tensor.tolist()
+    return values if bool(torch.isfinite(tensor).all()) else _without_infinity(values)
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_infinity(each) for each in value]
+    return value if math.isfinite(value) else None
 
 
 def _names() -> tuple[str, ...]:
