@@ -21,8 +21,8 @@ MOST_TOKENS = 2**30  # positions are int32 in the kernel
 # Moments of the logits come from Gram matrices from so many keys on, by the padded width: with
 # values, and for scores alone. The matrices take as long for each token, however many keys it sees;
 # sums inside the pass some 10 % of its time. None: at no length.
-GRAM_WHOLE = {64: (2048, 2048), 128: (4096, 4096), 256: (16384, 16384)}  # whole_moments.py
-GRAM_EDGES = {64: (8192, 8192), 128: (16384, 16384), 256: (None, None)}  # moments.py
+GRAM_WHOLE = {64: (2048, 1024), 128: (4096, 4096), 256: (16384, 8192)}  # whole_moments.py
+GRAM_EDGES = {64: (8192, 8192), 128: (16384, 8192), 256: (None, None)}  # moments.py
 GRAM_FROM_QUERIES = 1024  # the matrices cost the same for one query
 
 
