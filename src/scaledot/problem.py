@@ -161,7 +161,15 @@ def _obviously_fine(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
         and query.dim() > 1
         and key.dim() > 1
         and value.dim() > 1
+        and is_dense(query)
+        and is_dense(key)
+        and is_dense(value)
     )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Neither nested nor sparse: it has a shape, and a stride in each dimension."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
@@ -170,6 +178,14 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if not is_dense(tensor):
+            if not tensor.is_nested:
+                raise TypeError(f"{name} is a sparse tensor; use {name}.to_dense()")
+            raise TypeError(
+                f"{name} is a nested tensor; sequences of unequal length are packed for "
+                f"attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k), or padded and "
+                f"told by key_lengths"
+            )
         if tensor.dim() < 2:
             raise ValueError(
                 f"{name} has shape {list(tensor.shape)}; it needs at least 2 dimensions, "
@@ -324,6 +340,8 @@ def _read_mask(
     """The mask as [B|1, H|1, Q|1, K|1]; nothing is expanded, nothing copied up to rank 4."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
+    if not is_dense(mask):
+        raise TypeError("attn_mask is a sparse or nested tensor; use attn_mask.to_dense()")
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
         raise TypeError(
             f"attn_mask is {mask.dtype}; use a bool mask (True = may be seen) or a float bias"

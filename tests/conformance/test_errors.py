@@ -291,3 +291,21 @@ def test_packed_mistake_is_named(function, mistake):
 @pytest.mark.parametrize("function", PACKED_FUNCTIONS)
 def test_packed_call_without_mistake_works(function):
     packed(function, {})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_sent_to_packed_sequences(layout):
+    rows = [torch.randn(3, 2, 8), torch.randn(5, 2, 8)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    for call in (scaledot.attention, scaledot.attention_with_vitals):
+        with pytest.raises(TypeError, match=r"query is a nested tensor; .*attention_varlen"):
+            call(nested, nested, nested)
+
+
+def test_sparse_tensors_are_refused_in_words():
+    query, mask = torch.randn(3, 8), torch.eye(3).to_sparse()
+    with pytest.raises(TypeError, match="key is a sparse tensor"):
+        scaledot.attention(query, query.to_sparse(), query)
+    with pytest.raises(TypeError, match="attn_mask is a sparse"):
+        scaledot.attention(query, query, query, mask)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from scaledot.backends.layout import is_regular
 from scaledot.measure import Result
-from scaledot.problem import FLOAT_TYPES, Problem
+from scaledot.problem import FLOAT_TYPES, Problem, is_dense
 
 name = "torch"
 
@@ -85,6 +85,7 @@ def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor 
         or type(query) is not Tensor
         or type(key) is not Tensor
         or type(value) is not Tensor
+        or not (is_dense(query) and is_dense(key) and is_dense(value))
     ):
         return None
     shape, key_shape = query.shape, key.shape
