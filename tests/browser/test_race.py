@@ -39,6 +39,17 @@ def test_a_race_goes_step_by_step_and_back_to_the_start(page):
     expect(page.page.locator(".standing")).to_have_count(0)
 
 
+def test_a_run_that_broke_has_no_shares_and_proves_nothing(page):
+    given = {"rules": "none", "d_k": 16, "rate": 3.0, "steps": 50}
+    page.go("race", **given)
+    page.page.locator('[data-race="play"]').click()
+    page.answered("race", LESSONS["race"].arguments(given))
+    expect(page.page.locator(".standing tbody td")).to_have_text(["NaN", *3 * ["\u2013"]])
+    claim = page.page.locator(".claims tbody tr").first
+    expect(claim).to_contain_text("This race cannot tell")
+    expect(claim.locator(".badge")).to_have_count(0)
+
+
 def test_cards_turn_with_space_and_move_with_arrows(page):
     cards = flashcards.cards("en")
     page.go("flashcards")

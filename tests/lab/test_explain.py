@@ -242,6 +242,16 @@ def test_a_race_plays_in_a_terminal():
     assert re.search("[▁▂▃▄▅▆▇█]{20}", last)
 
 
+def test_a_race_that_broke_has_no_shares_and_proves_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    options = ["--rules", "none", "--d-k", "16", "--rate", "3", "--steps", "50"]
+    assert cli.main(["explain", "race", *options]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^none +never +nan +- +- +- *$", shown, re.MULTILINE)
+    assert "This race cannot tell" in shown
+    assert "nan%" not in shown
+
+
 def test_a_pipe_without_unicode_gets_plain_text():
     done = subprocess.run(
         [sys.executable, "-m", "scaledot", "explain", "divisors", "--lang", "hi"],

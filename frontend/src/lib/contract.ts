@@ -32,7 +32,7 @@ export interface Claim {
   folklore: Json;
   measured: Json;
   theory: Json;
-  agrees: boolean;
+  agrees: boolean | null; // null: this measurement cannot tell
   tolerance: number | null;
 }
 

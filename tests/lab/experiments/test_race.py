@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import scaledot
 from scaledot.lab.experiments import recall
-from scaledot.lab.experiments.race import TRAILING, first_at_goal, race
+from scaledot.lab.experiments.race import LEARNED, TRAILING, first_at_goal, race
 from scaledot.lab.experiments.race import steps as race_steps
 from scaledot.lab.experiments.recall import BATCH, PAIRS, RULES, SYMBOLS, Descent, Run, Stack
 
@@ -132,6 +132,18 @@ def test_unscaled_sticks_where_sqrt_dk_learns_everything():
     found = {row.key: row for row in result.claims}
     assert not found["impossible"].agrees  # it learns most of it
     assert not found["collapse"].agrees
+
+
+def test_a_race_in_which_nobody_learned_says_nothing_of_scaling():
+    broken = race(d_k=16, rate=3.0, steps=50)  # a learned cosine beside four broken runs
+    assert math.isnan(broken.finishes[0].loss)
+    assert broken.finishes[-1].accuracy > LEARNED
+    wild = race(d_k=16, optimizer="adam", rate=3.0, steps=50)
+    assert math.isfinite(wild.finishes[0].loss)
+    for result in (broken, wild):
+        undecided, *_ = result.claims
+        assert (undecided.key, undecided.agrees) == ("undecided", None)
+        assert not {"impossible", "collapse"} & {row.key for row in result.claims}
 
 
 def test_unscaled_starts_saturated_and_the_others_do_not():

@@ -101,14 +101,15 @@ class Claim:
     """What is said, beside what is measured and what the formula gives.
 
     key finds the words: `{lesson}.claim.{key}` and `{lesson}.verdict.{key}` of the catalogue.
-    folklore None: nobody claims a number. agrees: computed by `claim`, never typed in.
+    folklore None: nobody claims a number. agrees: computed by `claim`, never typed in; None where
+    this measurement cannot tell.
     """
 
     key: str
     folklore: Numbers | str | None
     measured: Numbers | str
     theory: Numbers | str | None
-    agrees: bool
+    agrees: bool | None
     tolerance: float | None
 
 

@@ -14,6 +14,8 @@ TRAILING = 20  # steps of the means that a finish is judged by: one batch is a n
 GOAL = 0.9
 EARLY = (0, 5, 10)  # steps whose losses the lines of Python print, for every rule
 ROUNDING = 1e-6  # accuracies are shares of a batch
+CHANCE = 1 / recall.SYMBOLS
+LEARNED = 4 * CHANCE  # no run that only guesses has this accuracy over TRAILING batches
 NEARER_ALWAYS = 0.25  # a share of pairs this near to 1 is nearer to always than to a coin's half
 MOST = 0.5  # a share this near to 1 is most
 
@@ -56,7 +58,8 @@ class RaceResult:
 
     claims, only where the unscaled rule runs: `impossible` ("without scaling training is
     impossible": its accuracy at the end against chance, 1/32), `collapse` ("without scaling
-    attention collapses": the share of its rows that are one-hot and wrong at the end, against all).
+    attention collapses": the share of its rows that are one-hot and wrong at the end, against all);
+    or `undecided` in place of both (its loss at the end), where it diverged or nobody learned.
     Claims of the study: `generalises` ("one-hot attention generalises worse": share of pairs of
     runs in which it does), `deep` ("it harms deep models more": likewise), `few_weights` ("only a
     few weights are updated": share of query weights with a negligible gradient, against most).
@@ -156,10 +159,17 @@ def first_at_goal(accuracies: Sequence[float]) -> int | None:
 
 def _claims(finishes: Sequence[Finish]) -> Iterator[Claim]:
     for unscaled in finishes:
-        if unscaled.rule == "none":
-            chance = 1 / recall.SYMBOLS
-            yield claim("impossible", folklore=chance, measured=unscaled.accuracy, tolerance=chance)
+        if unscaled.rule != "none":
+            continue
+        if math.isfinite(unscaled.loss) and any(map(_learned, finishes)):
+            yield claim("impossible", folklore=CHANCE, measured=unscaled.accuracy, tolerance=CHANCE)
             yield claim("collapse", folklore=1.0, measured=unscaled.dead, tolerance=0.05)
+        else:  # the rate or the steps are to blame: nothing is said about scaling
+            yield Claim("undecided", None, unscaled.loss, None, None, None)
+
+
+def _learned(finish: Finish) -> bool:
+    return math.isfinite(finish.loss) and finish.accuracy > LEARNED
 
 
 def _claims_of(study: Study) -> Iterator[Claim]:

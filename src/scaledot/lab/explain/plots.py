@@ -225,9 +225,9 @@ def _race(result: Any, voice: Voice) -> Pictures:
             voice.say(f"explain.rule.{row.rule}"),
             reached,
             f"{row.loss:.3f}",
-            Text(f"{row.accuracy:.1%}", "bold"),
-            f"{row.entropy_ratio:.0%}",
-            f"{row.dead:.1%}",
+            Text(race.share(row, "accuracy", 1), "bold"),
+            race.share(row, "entropy_ratio", 0),
+            race.share(row, "dead", 1),
         )
     ends = Group(Text(voice.say("explain.chart.finishes"), "bold"), finishes)
     return {2: [race.table(voice, result.curves), ends]}

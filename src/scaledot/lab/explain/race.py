@@ -1,5 +1,6 @@
 """The race as it is run: a progress bar, and for every rule its loss so far as a sparkline."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from scaledot.lab import drawing
 from scaledot.lab.experiments import race_steps
-from scaledot.lab.experiments.race import RaceStep
+from scaledot.lab.experiments.race import Finish, RaceStep, Runner
 from scaledot.lab.explain.charts import Sparkline
 from scaledot.lab.explain.voice import Voice
 
@@ -39,11 +40,16 @@ def table(voice: Voice, curves: Sequence[RaceStep]) -> Table:
             voice.say(f"explain.rule.{runner.rule}"),
             Sparkline(losses),
             f"{runner.loss:.3f}",
-            Text(f"{runner.accuracy:.0%}", "bold"),
-            f"{runner.entropy_ratio:.0%}",
-            Text(f"{runner.dead:.0%}", "bold red" if runner.dead > 0.05 else ""),
+            Text(share(runner, "accuracy", 0), "bold"),
+            share(runner, "entropy_ratio", 0),
+            Text(share(runner, "dead", 0), "bold red" if runner.dead > 0.05 else ""),
         )
     return shown
+
+
+def share(run: Runner | Finish, name: str, places: int) -> str:
+    """What a run has of something; a run that broke has nothing."""
+    return f"{getattr(run, name):.{places}%}" if math.isfinite(run.loss) else "-"
 
 
 def _frame(voice: Voice, curves: Sequence[RaceStep], total: int) -> RenderableType:

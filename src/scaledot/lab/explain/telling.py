@@ -1,5 +1,6 @@
 """One lesson, told: heading, text with its plots, claims and measurements, PyTorch, what next."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -90,10 +91,20 @@ def _cells(
     own = {**numbers, **{name: as_json(getattr(claim, name)) for name in OF_A_CLAIM}}
     said = Text(voice.say(f"{name}.claim.{claim.key}", **own), "italic")
     right = Text(voice.say(f"{name}.verdict.{claim.key}", **own), "dim")
-    mark = Text(voice.say("explain.yes"), "bold green")
-    if not claim.agrees:
-        mark = Text(voice.say("explain.no"), "bold red")
-    return Group(said, right), Text(_short(claim.measured), "bold"), _short(claim.theory), mark
+    return (
+        Group(said, right),
+        Text(_short(claim.measured), "bold"),
+        _short(claim.theory),
+        _mark(voice, claim),
+    )
+
+
+def _mark(voice: Voice, claim: Claim) -> RenderableType:
+    if claim.agrees is None:
+        return "-"
+    if claim.agrees:
+        return Text(voice.say("explain.yes"), "bold green")
+    return Text(voice.say("explain.no"), "bold red")
 
 
 def _short(value: Any) -> str:
@@ -105,6 +116,8 @@ def _short(value: Any) -> str:
         return "\n".join([*shown, "..."] if len(value) > MOST_NUMBERS else shown)
     if isinstance(value, str):
         return value
+    if not math.isfinite(value):
+        return str(value)
     size = abs(value)
     if size >= 1000 or value == int(value):
         return f"{value:,.0f}"
