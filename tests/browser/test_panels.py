@@ -111,6 +111,9 @@ def test_a_control_says_when_the_lesson_took_fewer(page):
     expect(shown).to_have_text(f"{taken} / {arguments['samples']}")
     page.page.locator("#variance-d_k").press("Home")
     expect(shown).to_have_text(str(arguments["samples"]))
+    page.go("gradients")
+    taken = LESSONS["gradients"].run(**LESSONS["gradients"].arguments()).rows
+    expect(page.page.locator('[data-control="rows"]')).to_have_text(f"{taken} / 3000")
 
 
 def test_a_mistake_is_told_in_words(page):

@@ -346,9 +346,13 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_heading_names_the_samples_that_were_taken(capsys):
+@pytest.mark.parametrize(
+    ("lesson", "name", "asked", "taken"),
+    [("variance", "samples", 2000, 1024), ("gradients", "rows", 3000, 640)],
+)
+def test_the_heading_names_what_was_taken(lesson, name, asked, taken, capsys):
     """Wide vectors come in fewer than asked for."""
-    assert cli.main(["explain", "variance", "--d-k", "512", "--samples", "2000"]) == 0
-    told = capsys.readouterr().out
-    assert "samples=1024" in told.replace(",", "")
-    assert "samples=2000" not in told.replace(",", "").split("python")[0].split("Python")[0]
+    assert cli.main(["explain", lesson, "--d-k", "512", f"--{name}", str(asked)]) == 0
+    heading = capsys.readouterr().out.replace(",", "").split("ython")[0]
+    assert f"{name}={taken}" in heading
+    assert f"{name}={asked}" not in heading

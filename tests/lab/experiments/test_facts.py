@@ -300,6 +300,11 @@ def test_most_unscaled_rows_are_silent_and_a_few_shout():
     assert not found["explode"].agrees
 
 
+@pytest.mark.parametrize("rule", ["sqrt_dk", "cosine"])
+def test_claims_without_scaling_are_measured_without_it(rule):
+    assert experiments.gradients(rule=rule).claims == experiments.gradients().claims
+
+
 def test_rows_at_64():
     assert mean_of(experiments.gradients, "median", d_k=64) == near(0.48, rel=0.1)
     assert mean_of(experiments.gradients, "p99", d_k=64) == near(6.5, rel=0.1)
@@ -322,7 +327,7 @@ def test_row_sizes_are_autograds(rule):
 
 def test_gradient_histograms_count_every_row():
     result = experiments.gradients(d_k=1024)
-    assert sum(result.counts) == sum(result.scaled.counts) == result.samples
+    assert sum(result.counts) == sum(result.scaled.counts) == result.rows
     assert len(result.edges) == len(result.counts) + 1
 
 
@@ -485,11 +490,19 @@ def test_layernormed_vectors_still_need_the_division():
 def test_qk_norm_stops_what_layernorm_does_not():
     grown = experiments.layernorm(growth=4.0)
     assert grown.sd_scores == near(16, rel=0.1)
-    assert not claims(grown)["stays"].agrees
+    assert claims(grown)["stays"].measured == near(grown.sd_scores, rel=1e-4)
     held = experiments.layernorm(growth=4.0, qk_norm=True)
     assert held.sd_scores == near(1.0, rel=0.1)
-    assert claims(held)["stays"].agrees
     assert experiments.layernorm(qk_norm=True, gain=2.0).sd_scores == near(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"seed": 3}, {"layernorm": False, "qk_norm": True, "growth": 8.0}, {"d": 8}]
+)
+def test_layernorm_alone_never_keeps_the_scores_in_check(given):
+    stays = claims(experiments.layernorm(**given))["stays"]
+    assert (stays.theory, stays.agrees) == (16.0, False)
+    assert stays.measured == near(16, rel=0.3)
 
 
 @pytest.mark.parametrize("layernorm", [True, False])
@@ -563,7 +576,10 @@ def test_vitals_see_the_deviation_and_the_limit():
     assert claims(result)["frozen"].agrees
     grown = experiments.assumption(sigma_q=3.0, sigma_k=3.0)
     assert grown.row_std > grown.limit
-    assert not claims(grown)["frozen"].agrees
+    assert claims(grown)["frozen"].measured == "frozen"
+    small = experiments.assumption(sigma_q=0.1, sigma_k=0.1)  # nearly a plain average of all keys
+    assert small.entropy_ratio > small.flat_entropy_ratio
+    assert (claims(small)["frozen"].measured, claims(small)["frozen"].agrees) == ("flat", False)
 
 
 @pytest.mark.parametrize("init", ["mha", "linear"])

@@ -11,10 +11,13 @@ import scaledot
 from scaledot import scale as scale_rules
 from scaledot.lab.experiments.lesson import Claim, Control, Lesson, claim, seed_control
 from scaledot.lab.experiments.variance import sigma
+from scaledot.measure import BANDS
 
 INITS = ("unit", "mha", "linear", "gpt2")
 TOKENS = 64
 PROBLEMS = 4
+FLAT_ROW_STD = BANDS["row_std"].low or 0.0
+FLAT_ENTROPY_RATIO = BANDS["entropy_ratio"].high or 1.0
 GPT2 = 0.02  # standard deviation of GPT-2's weights, whatever the width
 
 
@@ -33,11 +36,11 @@ class Init:
 @dataclass(frozen=True)
 class AssumptionResult:
     """Placeholders: d_model, heads, d_k, n, sigma_q, sigma_k, weight_sd, sd_raw, theory_raw,
-    sd_scaled, theory_scaled, logit_std, row_std, limit, entropy_ratio, top_p, saturated, q_rms,
-    k_rms.
+    sd_scaled, theory_scaled, logit_std, row_std, limit, entropy_ratio, flat_row_std,
+    flat_entropy_ratio, top_p, saturated, q_rms, k_rms.
 
     claims: `unit` ("the scaled scores have a deviation of 1": sd_scaled), `frozen` ("the softmax is
-    healthy": row_std against its limit sqrt(2 ln n)).
+    healthy": flat by the bands of scaledot.vitals, healthy, or frozen by the limit sqrt(2 ln n)).
     """
 
     init: str
@@ -58,6 +61,8 @@ class AssumptionResult:
     row_std: float
     limit: float  # sqrt(2 ln n): a row whose deviation passes it is frozen on few keys
     entropy_ratio: float
+    flat_row_std: float  # with less than this, or an entropy_ratio above the next, a row is flat
+    flat_entropy_ratio: float
     top_p: float
     saturated: float
     q_rms: float
@@ -109,6 +114,8 @@ def assumption(
         row_std=row_std,
         limit=limit,
         entropy_ratio=float(vitals.entropy_ratio),
+        flat_row_std=FLAT_ROW_STD,
+        flat_entropy_ratio=FLAT_ENTROPY_RATIO,
         top_p=float(vitals.top_p),
         saturated=float(vitals.saturated),
         q_rms=float(vitals.q_rms),
@@ -119,10 +126,17 @@ def assumption(
             claim(
                 "frozen",
                 folklore="healthy",
-                measured="healthy" if row_std < limit else "frozen",
+                measured=_state(row_std, limit, float(vitals.entropy_ratio)),
             ),
         ),
     )
+
+
+def _state(row_std: float, limit: float, entropy_ratio: float) -> str:
+    if row_std > limit:
+        return "frozen"
+    flat = row_std < FLAT_ROW_STD or entropy_ratio > FLAT_ENTROPY_RATIO
+    return "flat" if flat else "healthy"
 
 
 def weight_sd(init: str, d_model: int) -> float:

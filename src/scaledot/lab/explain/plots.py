@@ -95,10 +95,10 @@ def _gradients(result: Any, voice: Voice) -> Pictures:
         low = "0" if place == 0 else f"{edge:.0e}" if edge < 0.01 else f"{edge:g}"
         table.add_row(
             f"{low} ..",
-            drawing.as_share(chosen / result.samples),
-            Bar(chosen / result.samples, 16, "red" if result.rule == "none" else "cyan"),
-            drawing.as_share(scaled / result.samples),
-            Bar(scaled / result.samples, 16),
+            drawing.as_share(chosen / result.rows),
+            Bar(chosen / result.rows, 16, "red" if result.rule == "none" else "cyan"),
+            drawing.as_share(scaled / result.rows),
+            Bar(scaled / result.rows, 16),
         )
     return {2: [Group(Text(voice.say("explain.chart.row_sizes"), "bold"), table)]}
 
