@@ -105,6 +105,19 @@ def test_every_control_and_every_choice_has_a_label(name, lang):
     assert choices == {value for control in controls for value in control.values}
 
 
+@pytest.mark.parametrize("lang", catalogue.languages())
+def test_a_sentence_is_true_wherever_the_controls_are(lang):
+    """Found by moving them: the row it is about, a share of one, no difference at all."""
+    vectors = measured("vectors")[1]
+    assert "q = [2, -1, 2, -1]" in catalogue.text(lang, "vectors.verdict.cancel", **vectors)
+    for name in ("divisors", "heads", "flow"):
+        one = as_json(LESSONS[name].run(**LESSONS[name].arguments({"heads": 1})))
+        said = [catalogue.text(lang, key, **one) for key in catalogue.paragraphs(lang, name)]
+        assert not re.search(r"\b1 heads", " ".join(said))
+    assert "0 " in catalogue.text(lang, "scores.verdict.identity", measured=0.0)
+    assert "e+00" not in catalogue.text(lang, "scores.verdict.identity", measured=0.0)
+
+
 def test_no_measured_number_is_typed_into_a_paragraph_or_a_verdict():
     definitions = {"0.001", "0.02"}  # "small", and GPT-2's deviation: said, not measured
     for key, text in {**ENGLISH, **{f"hi {key}": text for key, text in HINGLISH.items()}}.items():

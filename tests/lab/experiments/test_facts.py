@@ -82,6 +82,19 @@ def test_flow_gives_a_word_the_same_vector_wherever_it_stands():
     assert result.embeddings[0] == result.embeddings[2] != result.embeddings[1]
 
 
+@pytest.mark.parametrize(
+    ("sentence", "tokens"),
+    [
+        ("मुझे हिन्दी पसंद है।", ("मुझे", "हिन्दी", "पसंद", "है", "।")),
+        ("क्\u200dष, e\u0301t\u00e9 don't", ("क्\u200dष", ",", "e\u0301t\u00e9", "don", "'", "t")),
+        ("I \u2764\ufe0f it", ("I", "\u2764\ufe0f", "it")),
+    ],
+)
+def test_flow_keeps_the_marks_of_a_word(sentence, tokens):
+    result = experiments.flow(sentence=sentence)
+    assert result.tokens == tokens
+
+
 def test_flow_says_what_is_wrong_with_a_sentence():
     with pytest.raises(ValueError, match="13 words and marks; type at most 12"):
         experiments.flow(sentence="a " * 13)
@@ -550,6 +563,7 @@ def test_each_cure_cures_its_own_disease():
     assert experiments.overflow(size=1.0).disease == "none"
     found = claims(experiments.overflow())
     assert found["thresholds"].agrees
+    assert found["thresholds"].measured[1] == 88.5
     assert (found["why_scale"].measured, found["why_scale"].agrees) == ("saturation", False)
     assert not found["scaling_cures"].agrees
 

@@ -193,6 +193,11 @@ def test_control_refuses_the_rest_by_name(control, value):
         control.check(value)
 
 
+def test_a_refused_seed_is_told_the_largest_in_full():
+    with pytest.raises(ValueError, match="seed must be a number from 0 to 2147483647; got -1"):
+        LESSONS["variance"].arguments({"seed": -1})
+
+
 def test_unknown_argument_lists_the_known():
     with pytest.raises(ValueError, match=r"variance has no argument dk; it has d_k, scaled"):
         LESSONS["variance"].arguments({"dk": 3})

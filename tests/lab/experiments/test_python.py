@@ -37,6 +37,7 @@ FURTHER = [
     ("gradients", {"rule": "sqrt_dmodel", "d_k": 128}),
     ("overflow", {"dtype": "float32", "size": 1000}),
     ("overflow", {"dtype": "float64", "subtract_max": True}),
+    ("overflow", {"dtype": "bfloat16", "size": 3.5}),
     ("assumption", {"init": "mha"}),
     ("assumption", {"init": "gpt2"}),
     ("layernorm", {"qk_norm": True}),

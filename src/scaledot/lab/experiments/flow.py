@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import unicodedata
 import zlib
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ RULES = ("none", "sqrt_dk", "dk", "sqrt_dmodel", "cosine")
 TOKENS = 12  # at most
 CHARACTERS = 200
 SHOWN = 8  # columns of wide boxes
+JOINERS = "\u200c\u200d"  # of the signs of a word in many scripts of India
+MARK = "\u0300"  # stands for any mark
 
 Rows = tuple[tuple[float, ...], ...]
 
@@ -129,12 +132,19 @@ def flow(
 
 def tokenise(sentence: str) -> tuple[str, ...]:
     """Words and marks, at most TOKENS of them; what models do with a sentence is finer."""
-    tokens = tuple(re.findall(r"\w+|[^\w\s]", sentence))
+    # A mark, such as a vowel sign of Hindi, belongs to what is before it; re has no class for it.
+    marked = "".join(MARK if _is_mark(letter) else letter for letter in sentence)
+    found = re.finditer(rf"\w[\w{MARK}]*|[^\w\s]{MARK}*", marked)
+    tokens = tuple(sentence[slice(*match.span())] for match in found)
     if not tokens:
         raise ValueError(f"sentence {sentence!r} has no word; type one")
     if len(tokens) > TOKENS:
         raise ValueError(f"sentence has {len(tokens)} words and marks; type at most {TOKENS}")
     return tokens
+
+
+def _is_mark(letter: str) -> bool:
+    return unicodedata.category(letter).startswith("M") or letter in JOINERS
 
 
 def embedding(token: str, d_model: int, seed: int) -> Tensor:
@@ -201,12 +211,11 @@ def _code(sentence: str, d_model: int, heads: int, rule: str, seed: int) -> str:
     else:
         divide = f"scaled = scores * {scale_rules.resolve(rule, d_k, heads)!r}  # {rule}"
     return f"""\
-import re
 import zlib
 import torch
 
 d_model, d_k, seed = {d_model}, {d_k}, {seed}
-tokens = re.findall(r"\\w+|[^\\w\\s]", {sentence!r})
+tokens = {list(tokenise(sentence))!r}
 
 
 def embedding(token):  # the same word, the same vector

@@ -53,12 +53,18 @@ class Control:
         assert self.low is not None
         assert self.high is not None
         if number is None or not self.low <= number <= self.high:
-            raise self._refused(f"must be a number from {self.low:g} to {self.high:g}", value)
+            raise self._refused(f"must be a number from {self._ends()}", value)
         if not isinstance(self.step, int):
             return float(number)
         if number != int(number):
             raise self._refused("must be a whole number", value)
         return int(number)
+
+    def _ends(self) -> str:
+        """A whole number with all of its digits, also where it has more than six."""
+        return " to ".join(
+            f"{end:d}" if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high)
+        )
 
     def _toggle(self, value: Any) -> bool:
         if isinstance(value, bool):
