@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { every, heatSvg, shade, SHADES, sizes, starts } from "../src/lib/heat";
+import { every, heatSvg, shade, SHADES, sides, sizes, starts, STRUCK } from "../src/lib/heat";
 import { css, sequential } from "../src/lib/ramp";
 
 const rows = [
@@ -31,6 +31,12 @@ describe("the heat map", () => {
     expect(sizes(96, [{ name: "wide", count: 96 }]).cell).toBe(1);
     expect(every(96, 5).slice(0, 3)).toEqual([0, 8, 16]);
   });
+  it("numbers its rows as the layers are called, if they are", () => {
+    const called = (...names: string[]) => sides(names.map((name) => ({ name, count: 1 })));
+    expect(called("layer 1", "layer 2")).toEqual(["1", "2"]);
+    expect(called("h2.0", "h2.1")).toEqual(["0", "1"]);
+    expect(called("encoder", "decoder")).toEqual(["0", "1"]);
+  });
 });
 
 describe("its SVG", () => {
@@ -43,6 +49,11 @@ describe("its SVG", () => {
   it("leaves out a corner where a head is outside of its band, and nowhere else", () => {
     expect([...svg.matchAll(/fill="#fbfaf7"/g)]).toHaveLength(1 + 1); // the paper itself
     expect([...heatSvg({ ...heat, marked: () => false }).matchAll(/fill="#fbfaf7"/g)]).toHaveLength(1);
+  });
+  it("strikes out a head of NaN", () => {
+    const broken = heatSvg({ ...heat, values: Float32Array.from([0, 0.5, 1, NaN, Infinity]) });
+    expect(fills(broken)).toHaveLength(3 + 32);
+    expect([...broken.matchAll(new RegExp(`stroke="${STRUCK}"`, "g"))]).toHaveLength(1);
   });
   it("says what it shows: title, band, layers, heads, the ends of the ramp", () => {
     expect(svg).toContain("<title>row_std of every head at step 7</title>");

@@ -35,6 +35,8 @@ describe("a vital", () => {
     expect(outside(0.5, { low: 0.1, high: 0.98 })).toBe(false);
     expect(outside(101, { low: null, high: 100 })).toBe(true);
     expect(outside(NaN, { low: 0.1, high: null })).toBe(false);
+    expect(outside(Infinity, { low: 0.1, high: null })).toBe(true); // NaN in its rows
+    expect(outside(Infinity, undefined)).toBe(true);
   });
   it("has fixed ends where it is a share, else what was seen", () => {
     expect(ends("entropy_ratio", [Float32Array.of(0.4)], 0.98)).toEqual([0, 1]);
@@ -47,6 +49,8 @@ describe("a vital", () => {
     expect(found.count).toBe(4);
     expect(found.worst.map(({ row, column }) => [row, column])).toEqual([[1, 3], [0, 1]]);
     expect(beyond(null, [2], undefined).count).toBe(0);
+    const dead = beyond(Float32Array.of(0.05, Infinity, 0.5), [3], { low: 0.1, high: null });
+    expect([dead.count, dead.worst[0]?.column]).toEqual([2, 1]);
   });
   it("gives five scores of its deviation", () => {
     const scores = scoresOf(9.1).split(",").map(Number);

@@ -12,9 +12,9 @@ from playwright.sync_api import expect
 from served_lab import reading
 from test_axe import violations
 
-from scaledot.measure import FLOAT_FIELDS
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms import Alarm
-from scaledot.watch.reading import RunAttributes, Scalar
+from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import Store
 
 LAYERS = {"blocks.0.attn": 3, "blocks.1.attn": 5}
@@ -157,6 +157,24 @@ def _pixels(png: bytes) -> list[str]:
         for row, heads in enumerate(LAYERS.values())
         for head in range(heads)
     ]
+
+
+def test_a_dead_run_is_not_called_healthy(chromium, lab_of, path):
+    counts = np.zeros((len(COUNT_FIELDS), max(LAYERS.values())), np.int64)
+    counts[COUNT_FIELDS.index("nonfinite")] = 8  # no row is left: every one holds NaN
+    with Store(path, RunAttributes(command=("train.py",), model="Tiny")) as store:
+        write(store, 0)
+        for layer, heads in LAYERS.items():
+            floats = np.zeros((len(FLOAT_FIELDS), heads))
+            store.write([Reading(1, "train", 1.0, layer, floats, counts[:, :heads])], [])
+        assert store.flush()
+    state = "#v=1&lesson=monitor&field=passes&layer=blocks.0.attn&head=1"
+    with opened(chromium, lab_of(path) + state, bypass_csp=True) as page:
+        expect(page.page.locator('[data-monitor="alarms"]')).to_contain_text("8 heads outside")
+        expect(page.page.locator(".reading")).to_contain_text("passes NaN or infinite")
+        expect(page.page.locator("section.head")).to_contain_text("hold NaN or infinity")
+        expect(page.page.locator("section.head h3")).to_have_count(0)
+        assert violations(page.page) == []
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 // The heat map of a run as far as the canvas and the SVG file agree: sizes, places, colours.
 
 import { format } from "./numbers";
+import { broken } from "./run";
 import { css, type Rgb, sequential } from "./ramp";
 
 export interface Row {
@@ -32,6 +33,13 @@ export function every(count: number, room: number): number[] {
   return Array.from({ length: Math.ceil(count / step) }, (_, i) => i * step);
 }
 
+/** What stands beside the rows: the numbers in the layers' names, where each has one of its own. */
+export function sides(rows: Row[]): string[] {
+  const named = rows.map((row) => /\d+/.exec(row.name)?.[0] ?? "");
+  const own = new Set(named);
+  return own.size === rows.length && !own.has("") ? named : rows.map((_, row) => String(row));
+}
+
 export const SHADES: Rgb[] = Array.from({ length: 256 }, (_, i) => sequential(i / 255));
 
 /** Which shade a value has. */
@@ -51,6 +59,7 @@ export interface Heat {
   colours: { paper: string; ink: string; soft: string };
 }
 
+export const STRUCK = "#c8283c"; // legible on either paper
 const WIDTH = 880; // of the cells, at most
 const TOP = 92; // title, note, name of the axis, numbers of the heads
 const FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif";
@@ -94,6 +103,7 @@ function cells(heat: Heat, left: number, cell: number, tall: number): string[] {
       const value = heat.values?.[begins[r]! + c] ?? NaN;
       if (Number.isNaN(value)) return "";
       const [x, y] = [left + c * cell, TOP + r * tall];
+      if (broken(value)) return struck(x, y, cell - gap, tall - gap);
       const whole = rect(x, y, cell - gap, tall - gap, css(SHADES[shade(value, heat.low, heat.high)]!));
       // As on the page: a corner is left out where a head is outside of its band.
       const corner = rect(x + (2 / 3) * cell, y, cell / 3, tall / 3, heat.colours.paper);
@@ -122,6 +132,12 @@ const place = (value: number) => Number(value.toFixed(2));
 
 function rect(x: number, y: number, width: number, height: number, fill: string): string {
   return `<rect x="${place(x)}" y="${place(y)}" width="${place(width)}" height="${place(height)}" fill="${fill}"/>`;
+}
+
+/** A head of NaN or infinity has no colour. */
+function struck(x: number, y: number, width: number, height: number): string {
+  const d = `M${place(x)} ${place(y + height)}L${place(x + width)} ${place(y)}`;
+  return `<path d="${d}" stroke="${STRUCK}" stroke-width="2"/>`;
 }
 
 function escaped(text: string): string {

@@ -88,10 +88,14 @@ export function placed(table: Table, start: number, steps: number[], rows: Float
   };
 }
 
+/** A head whose rows hold NaN or infinity: the server sends infinity in place of its numbers. */
+export const broken = (value: number): boolean => Math.abs(value) === Infinity;
+
 export function outside(
   value: number,
   band: { low: number | null; high: number | null } | undefined,
 ): boolean {
+  if (broken(value)) return true;
   if (!band || Number.isNaN(value)) return false;
   return (band.low !== null && value < band.low) || (band.high !== null && value > band.high);
 }
@@ -116,7 +120,9 @@ export function beyond(
       const value = values?.[at] ?? NaN;
       if (!outside(value, band)) continue;
       found.count++;
-      const away = Math.max(value - (band?.high ?? Infinity), (band?.low ?? -Infinity) - value);
+      const away = broken(value)
+        ? Infinity
+        : Math.max(value - (band?.high ?? Infinity), (band?.low ?? -Infinity) - value);
       if (found.worst.length === most && away <= found.worst[most - 1]!.away) continue;
       found.worst.push({ row, column, value, away });
       found.worst.sort((a, b) => b.away - a.away);

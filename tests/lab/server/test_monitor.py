@@ -226,14 +226,17 @@ def test_a_layer_that_appears_later_gets_its_columns(store, viewer):
     assert not np.isnan(viewer.numbers[1]).any()
 
 
-def test_a_head_without_rows_is_not_measured(store, viewer):
+def test_a_head_without_rows_is_not_measured_and_one_of_nan_is_broken(store, viewer):
     one = reading(0, "a", 3, 0.0)
     counts = one.counts.copy()
-    counts[COUNT_FIELDS.index("rows"), 1] = 0
-    store.write([Reading(0, "train", one.time, "a", one.floats, counts)])
-    store.flush()
-    viewer.until(lambda: viewer.steps == [0])
-    assert np.isnan(viewer.numbers[0]).tolist() == [False, True, False]
+    counts[COUNT_FIELDS.index("rows"), 1:] = 0
+    counts[COUNT_FIELDS.index("nonfinite"), 1] = 0
+    for step in (0, 1):  # the first in the table, the next as news
+        store.write([Reading(step, "train", one.time, "a", one.floats, counts)])
+        store.flush()
+        viewer.until(lambda step=step: len(viewer.steps) == step + 1)
+        assert np.isnan(viewer.numbers[step]).tolist() == [False, True, False]
+        assert np.isinf(viewer.numbers[step]).tolist() == [False, False, True]  # NaN in its rows
 
 
 def test_the_history_of_a_head_has_every_field(store, path, viewer):

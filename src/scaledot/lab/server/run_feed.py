@@ -19,6 +19,7 @@ from scaledot.watch.store import News, RunReader, Segment, Series, Step
 from scaledot.watch.top import health
 
 FIELDS = health.VITALS
+NONFINITE = "nonfinite"
 TABLE_BYTES = 16 * 2**20  # what a page is first sent of one vital, at most
 FEWEST, MOST = 64, 1024  # steps of it, whatever the model's size
 MOST_LOSSES = 2048
@@ -29,7 +30,7 @@ SILENT_AFTER = 10.0  # seconds without a commit, or five times the usual, if tha
 
 class Table(NamedTuple):
     steps: list[int]
-    numbers: np.ndarray  # float32 [steps, columns]; NaN: not measured
+    numbers: np.ndarray  # float32 [steps, columns]; NaN: not measured, inf: the head is broken
 
 
 class Losses(NamedTuple):
@@ -89,17 +90,21 @@ class RunFeed:
     def table(self, vital: str) -> Table:
         """The whole run, thinned out evenly where it is long."""
         found = {
-            layer: measured[vital]
-            for layer, measured in self._read([vital], self.most_steps).items()
+            layer: (
+                measured[vital].steps,
+                _told(measured[vital].values, measured[NONFINITE].values),
+            )
+            for layer, measured in self._read([vital, NONFINITE], self.most_steps).items()
         }
-        steps = sorted({step for series in found.values() for step in series.steps.tolist()})
+        steps = sorted({step for own, _ in found.values() for step in own.tolist()})
         place = {step: row for row, step in enumerate(steps)}
         numbers = np.full((len(steps), sum(self.layers.values())), np.nan, np.float32)
         start = 0
         for layer, heads in self.layers.items():
             if layer in found:
-                rows = [place[step] for step in found[layer].steps.tolist()]
-                numbers[rows, start : start + heads] = found[layer].values[:, :heads]
+                own, values = found[layer]
+                rows = [place[step] for step in own.tolist()]
+                numbers[rows, start : start + heads] = values[:, :heads]
             start += heads
         self._last = steps[-1] if steps else self._last
         return Table(steps, numbers)
@@ -188,7 +193,9 @@ class RunFeed:
             row = np.full(total, np.nan, np.float32)
             for one in step.readings:
                 start = starts[one.layer]
-                row[start : start + one.heads] = health.values(one, vital)
+                row[start : start + one.heads] = _told(
+                    health.values(one, vital), health.values(one, NONFINITE)
+                )
             rows.append(row)
         numbers = np.stack(rows) if rows else np.empty((0, total), np.float32)
         return Table([step.step for step in steps], numbers)
@@ -210,6 +217,11 @@ class RunFeed:
         return "silent" if silent else "running"
 
 
+def _told(values: np.ndarray, nonfinite: np.ndarray) -> np.ndarray:
+    """A head none of whose rows is finite has no numbers either, but it was measured: inf."""
+    return np.where(np.isnan(values) & (nonfinite > 0), np.inf, values)
+
+
 def _same_steps(read: Iterable[Series]) -> bool:
     first, *rest = read
     return all(np.array_equal(first.steps, other.steps) for other in rest)
@@ -228,7 +240,7 @@ def _masked(read: dict[str, Series], most: int) -> dict[str, Series]:
         vital: Series(
             series.segments,
             series.steps,
-            series.values if vital == "nonfinite" else np.where(counted, series.values, np.nan),
+            series.values if vital == NONFINITE else np.where(counted, series.values, np.nan),
             series.times,
         )
         for vital, series in kept.items()
