@@ -25,6 +25,15 @@ def test_the_file_says_when_it_shows_the_nearest_numbers(chromium, exported):
         expect(page.page.locator("[data-nearest]")).to_contain_text("seed = ")
 
 
+def test_the_file_has_every_row_that_can_be_tried(chromium, exported):
+    with opened(chromium, exported.as_uri()) as page:
+        for lesson in ("vectors", "saturation", "jacobian"):
+            page.go(lesson)
+            for button in page.page.get_by_role("button", name="Try it").all():
+                button.click()
+                expect(page.page.locator("[data-nearest]")).to_have_count(0)
+
+
 def test_the_files_race_and_cards_work(chromium, exported):
     with opened(chromium, exported.as_uri()) as page:
         page.go("race")

@@ -34,8 +34,8 @@ def test_every_panel_opens(page, lang):
         prefixes = tuple(f"{name}." for name in (*LESSONS, "page"))
         raw = [word for word in text.split() if word.startswith(prefixes) and word in words]
         assert raw == [], "keys of the catalogue, shown instead of their words"
-        if panel != "race":  # whose claims come after the race
-            assert "…" not in page.page.locator(".lead, .words").all_inner_texts(), panel
+        said = "".join(page.page.locator(".lead, .words").all_inner_texts())
+        assert "…" not in said, panel
 
 
 @pytest.mark.parametrize("lesson", sorted(set(LESSONS) - SLOW))
@@ -114,6 +114,14 @@ def test_a_control_says_when_the_lesson_took_fewer(page):
     page.go("gradients")
     taken = LESSONS["gradients"].run(**LESSONS["gradients"].arguments()).rows
     expect(page.page.locator('[data-control="rows"]')).to_have_text(f"{taken} / 3000")
+
+
+def test_a_preset_moves_the_sliders_that_it_sets(page):
+    page.go("heads", preset="gpt3")
+    for name, value in (("d_model", "12\u202f288"), ("heads", "96")):
+        expect(page.page.locator(f'[data-control="{name}"]')).to_have_text(value)
+    page.page.locator("#heads-d_model").press("ArrowLeft")
+    page.answered("heads", LESSONS["heads"].arguments({"d_model": 6144}))
 
 
 def test_a_mistake_is_told_in_words(page):

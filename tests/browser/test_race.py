@@ -55,7 +55,11 @@ def test_cards_turn_with_space_and_move_with_arrows(page):
     page.go("flashcards")
     card, place = page.page.locator(".card"), page.page.locator('[data-card="place"]')
     expect(place).to_have_text(f"1 / {len(cards)}")
+    page.page.keyboard.press("Space")  # wherever the focus is: opened by its address, on main
+    expect(card).to_have_attribute("aria-pressed", "true")
     card.focus()
+    page.page.keyboard.press("Space")
+    expect(card).to_have_attribute("aria-pressed", "false")
     page.page.keyboard.press("Space")
     expect(card).to_have_attribute("aria-pressed", "true")
     page.page.keyboard.press("ArrowRight")

@@ -24,6 +24,7 @@ export interface Lessons {
   lessons: Lesson[];
   languages: string[];
   run: boolean;
+  study?: Json; // what many races found, the same whatever is raced
   lang?: string; // of the command that started the lab
 }
 

@@ -22,6 +22,7 @@ export interface Drawn {
   hide?: string[]; // controls that the figure draws itself
   wide?: boolean; // the figure takes the whole width
   lazy?: boolean; // too slow to be asked for with every change: the figure asks
+  fixed?: (values: Arguments) => string[]; // controls that another one sets
   adjust?: (values: Arguments, name: string) => Arguments;
 }
 
@@ -35,6 +36,7 @@ export const FIGURES: Record<string, Drawn> = {
   divisors: { figure: Divisors },
   heads: {
     figure: Heads,
+    fixed: (values) => (values.preset === "custom" ? [] : ["d_model", "heads"]),
     // A preset fixes both numbers; whoever moves one of them leaves the preset.
     adjust: (values, name) =>
       name === "d_model" || name === "heads" ? { ...values, preset: "custom" } : values,

@@ -6,13 +6,15 @@ from starlette.testclient import TestClient
 
 import scaledot
 from scaledot.lab import catalogue, flashcards
-from scaledot.lab.experiments import LESSONS
+from scaledot.lab.experiments import LESSONS, as_json
+from scaledot.lab.experiments.studied import study
 from scaledot.lab.server import answers, app
 
 
 def test_lessons_are_listed_with_every_control(client):
     found = client.get(f"/{TOKEN}/api/lessons").json()
     assert [lesson["name"] for lesson in found["lessons"]] == list(LESSONS)
+    assert found["study"] == as_json(study())  # told before a race is run
     assert (found["version"], found["run"], found["lang"]) == (scaledot.__version__, False, "en")
     assert found["languages"] == ["en", "hi"]
     for listed in found["lessons"]:

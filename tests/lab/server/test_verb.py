@@ -230,3 +230,11 @@ def test_on_the_wire_a_slider_is_answered_soon(asked, lesson):
         assert json.loads(asked.recv(timeout=20))["sequence"] == sequence
         took.append(time.process_time() - begin)
     assert statistics.median(took) < 0.04
+
+
+def test_a_run_is_not_exported_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(server, "load_page", dict)
+    typed = ["lab", "--run", "run.vitals", "--export", str(tmp_path / "page.html")]
+    assert cli.main(typed) == 1
+    assert "leave out --run" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

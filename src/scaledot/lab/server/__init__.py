@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         page = load_page()
     except MissingPage as error:
         return _fail(error)
+    if args.export and args.run:
+        return _fail("--export writes the lessons alone, without a run; leave out --run")
     if args.export:
         from scaledot.lab.server.export import write
 

@@ -7,6 +7,7 @@ import scaledot
 from scaledot.lab import catalogue, flashcards
 from scaledot.lab.experiments import LESSONS, race_steps
 from scaledot.lab.experiments.lesson import Lesson, as_json
+from scaledot.lab.experiments.studied import study
 
 RACE = "race"
 
@@ -21,6 +22,7 @@ def listing(lang: str, run: bool) -> dict[str, Any]:
         "languages": list(catalogue.languages()),
         "lang": lang,
         "run": run,
+        "study": as_json(study()),  # told before a race is run
     }
 
 

@@ -1,7 +1,7 @@
 """`--export`: the page as one file with the numbers of every lesson, for a room without Python.
 
 What a server would answer is inside as JSON: each lesson at its defaults, and with each of its
-controls moved to each of its values, one at a time.
+controls moved to each of its values, one at a time; and the rows that a table has to try.
 """
 
 import base64
@@ -63,6 +63,7 @@ def variations(lesson: Lesson) -> Iterator[dict[str, Any]]:
         for value in _values(control):
             if value != control.default:
                 yield {control.name: value}
+    yield from _tried(lesson)
 
 
 def one_file(page: dict[str, PageFile], data: dict[str, Any]) -> str:
@@ -75,6 +76,17 @@ def one_file(page: dict[str, PageFile], data: dict[str, Any]) -> str:
         _policy(inliner.scripts, inliner.styles) + block(CANNED, data),
     )
     return "".join(inliner.parts)
+
+
+def _tried(lesson: Lesson) -> Iterator[dict[str, Any]]:
+    """What the buttons beside the rows of a lesson's table set, where lists are typed in."""
+    if not any(control.kind == "numbers" for control in lesson.controls):
+        return
+    defaults = lesson.arguments()
+    for row in lesson.run(**defaults).table:
+        given = {name: getattr(row, name, value) for name, value in defaults.items()}
+        if given != defaults:
+            yield given
 
 
 def _values(control: Control) -> list[Any]:
