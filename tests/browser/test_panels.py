@@ -5,12 +5,20 @@ import json
 from typing import Any
 
 import pytest
-from lab_page import LESSONS, PANELS, assert_numbers_of, opened
+from lab_page import LESSONS, PANELS, PHONE, assert_numbers_of, opened
 from playwright.sync_api import expect
 
 from scaledot.lab.catalogue import load
 from scaledot.lab.experiments.lesson import Control
 
+STICKS_OUT = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# Digits wider than their cell, and labels that begin left of their drawing.
+OVERLAPS = """() => [...document.querySelectorAll("svg.chart text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    const cell = text.classList.contains("digits") && text.previousElementSibling;
+    return box.left < text.ownerSVGElement.getBoundingClientRect().left - 2
+        || (cell && box.width > cell.getBoundingClientRect().width + 2);
+}).map((text) => text.textContent)"""
 SLOW = {"race"}  # the panel plays it; test_race.py
 
 
@@ -134,6 +142,21 @@ def test_a_mistake_is_told_in_words(page):
     page.answered("vectors", {"q": [1, 2, 3], "k": [1, 2, 4]})
     expect(page.page.locator('[role="alert"]')).to_have_count(0)
     assert page.numbers()["dot"] == 17
+
+
+def test_what_is_typed_fits_a_phone(chromium, lab):
+    """A long word, a wide matrix, powers that no number holds: nothing sticks out or overlaps."""
+    with opened(chromium, lab) as page:
+        page.page.set_viewport_size(PHONE)
+        for lesson, given in (
+            ("flow", {"sentence": 60 * "long", "box": "tokens"}),
+            ("jacobian", {"scores": list(range(12))}),
+            ("saturation", {"scores": [1e6, -1e6]}),
+            ("assumption", {}),
+        ):
+            page.go(lesson, **given)
+            assert page.page.evaluate(STICKS_OUT) <= 0, lesson
+            assert page.page.evaluate(OVERLAPS) == [], lesson
 
 
 def _moved(page: Any, lesson: str, control: Control) -> Any:

@@ -64,6 +64,12 @@ def test_a_lesson_is_told_whole_and_fits(name, lang, width):
     assert flat.count(catalogue.text(lang, "explain.no")) == len(result.claims) - agreeing
 
 
+def test_in_a_narrow_terminal_a_row_still_has_its_rule():
+    lines = [line.split() for line in told("divisors", "en", 46).splitlines()]
+    for rule in ("none", "√d_k", "d_k", "√d_model", "cosine"):
+        assert any(line and line[0] == rule and line[-1].endswith("%") for line in lines), rule
+
+
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("name", LESSONS)
 def test_without_unicode_every_sign_is_spelled(name, lang):

@@ -105,6 +105,9 @@ def _gradients(result: Any, voice: Voice) -> Pictures:
 
 def _divisors(result: Any, voice: Voice) -> Pictures:
     table = _table(voice, "rule", ">divisor", ">sd", ">top_weight", ">saturated", ">entropy", "")
+    table.columns[0].min_width = 8  # where room is short, a row still says which rule it is,
+    longest = table.columns[4]  # and the longest heading gives way
+    longest.no_wrap, longest.overflow = False, "fold"
     for rule in RULES:
         row = getattr(result, rule)
         table.add_row(
