@@ -163,7 +163,9 @@ def test_a_run_that_is_none_is_refused_and_one_that_may_come_is_waited_for(
     assert serve.serve(page, "en", run=str(tmp_path / "later.vitals"), browser=False) == 0
     assert "waits for it" in capsys.readouterr().err
     Store(tmp_path / "run.vitals").close()
-    assert serve.serve(page, "en", run=str(tmp_path / "run.vitals"), browser=False) == 0
+    assert serve.serve(page, "hi", run=str(tmp_path / "run.vitals"), browser=False) == 0
+    address = capsys.readouterr().out.splitlines()[-2]
+    assert address.endswith("/#v=1&lesson=monitor&lang=hi")  # a run is what was asked for
 
 
 def test_on_the_wire_foreign_sockets_are_refused_before_they_open(page):

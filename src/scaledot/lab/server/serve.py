@@ -38,14 +38,20 @@ def serve(
     with listening(port) as listener:
         number = listener.getsockname()[1]
         server = uvicorn.Server(configuration(make_app(page, token, number, lang=lang, run=path)))
-        state = "" if lang == "en" else f"#v=1&lang={lang}"
-        address = f"http://{LOOPBACK}:{number}/{token}/{state}"
+        address = f"http://{LOOPBACK}:{number}/{token}/{_state(lang, path)}"
         print(address)
         print("This address is for you alone. Ctrl-C stops the lab.", flush=True)
         if browser:  # in a thread: a browser in a terminal returns when it is closed
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         server.run(sockets=[listener])
     return 0
+
+
+def _state(lang: str, run: Path | None) -> str:
+    """Of the page as it opens, see frontend/src/lib/hash.ts."""
+    parts = [] if run is None else ["lesson=monitor"]
+    parts += [] if lang == "en" else [f"lang={lang}"]
+    return "&".join(["#v=1", *parts]) if parts else ""
 
 
 def configuration(app: Gate) -> uvicorn.Config:
