@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scaledot import cli
 from scaledot.measure import BANDS, COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch import crash
+from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import RunReader, Store
 from scaledot.watch.top import curve, health, heat, newest, picture, words
@@ -313,6 +314,34 @@ def test_a_continued_run_shows_the_steps_of_the_continuation(tmp_path):
     _run(path, *([_reading(step, "a", 1, max_logit=2.0)] for step in (15, 25)))
     worst = frame_of(History(path), "max_logit").worst[0]
     assert (worst.steps, worst.numbers) == ([0, 10, 15, 25], [1.0, 1.0, 2.0, 2.0])
+
+
+def test_a_run_that_begins_again_is_not_shown_with_the_steps_and_alarms_of_the_last(tmp_path):
+    path = tmp_path / "r.vitals"
+    with Store(path, RunAttributes()) as store:
+        for step in range(0, 100, 10):
+            store.write([_reading(step, "old", 1)], [Scalar(step, "watch_cost", 0.25)])
+        store.write_alarms([_alarm(90)])
+    history = History(path)
+    assert [one.step for one in frame_of(history, "passes").alarms] == [90]
+    with Store(path, RunAttributes()) as store:
+        store.write([_reading(0, "a", 1)], [Scalar(0, "loss", 4.0)])
+        assert store.flush()
+        assert history.look()
+        for one in (history, History(path)):
+            frame = frame_of(one, "passes")
+            assert (frame.step, frame.alarms, frame.cost) == (0, [], None)
+            assert [row.layer for row in frame.rows] == ["a"]
+        store.write([_reading(1, "a", 1)])
+        store.write_alarms([_alarm(1)])
+        assert store.flush()
+        assert history.look()
+        assert [one.step for one in frame_of(history, "passes").alarms] == [1]
+
+
+def _alarm(step):
+    words = dict(value=1e3, threshold=1e3, rate=None, words="a head closes", advice="")
+    return Alarm(step=step, grade="act", kind="collapse", layer="old", head=0, since=step, **words)
 
 
 def test_a_long_run_is_thinned_but_keeps_its_ends(tmp_path):

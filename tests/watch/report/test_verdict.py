@@ -10,7 +10,8 @@ from watch.report_cases import LAYERS, STARTED, collapsing, loss, write_run
 
 from scaledot import cli
 from scaledot.watch import Watch, crash, report
-from scaledot.watch.alarms import of_run
+from scaledot.watch.alarms import Alarm, of_run
+from scaledot.watch.reading import Scalar
 from scaledot.watch.report import facts as facts_module
 from scaledot.watch.report import judged
 from scaledot.watch.report.history import read_history
@@ -219,6 +220,57 @@ def test_a_judged_run_keeps_its_own_alarms(tmp_path):
     facts, _ = report.examine(unjudged)
     assert facts.alarms == of_run(RunReader(unjudged))
     assert "judged now" in facts.judged
+
+
+def _alarm(step, layer="blocks.1.attn", kind="collapse", **more):
+    words = dict(value=1e3, threshold=1e3, rate=None, words="a head closes", advice="")
+    named = {"grade": "act", "head": 0, "since": step, "heads": (0,), **words, **more}
+    return Alarm(step=step, kind=kind, layer=layer, **named)
+
+
+def test_a_continuation_is_not_judged_by_the_alarms_and_the_crash_that_it_replaced(tmp_path):
+    path = tmp_path / "r.vitals"
+    ended = [crash.Crash("exception", 60, "ValueError: bad batch", STARTED + 60)]
+    write_run(path, range(60), ill=collapsing, judged=True, crash=crash.as_note(ended))
+    with Store(path) as store:  # a judged run whose alarms are those of two of its steps
+        store.note("judged", True)
+        store.write([], [Scalar(10, "loss", 3.0)])
+        store.write_alarms([_alarm(12), _alarm(45)])
+    write_run(path, range(20), judged=True)
+    facts, verdict = report.examine(path)
+    assert facts.alarms == []
+    assert RunReader(path).alarms() == []
+    assert facts.crashes == []
+    assert (verdict.state, facts.readings) == ("healthy", 20)
+    write_run(path, range(20, 40), judged=True)  # of a run that goes on nothing is lost
+    assert report.examine(path)[0].readings == 40
+
+
+def test_alarms_before_the_continuation_stay(tmp_path):
+    path = tmp_path / "r.vitals"
+    with Store(path) as store:
+        store.write_alarms([_alarm(12), _alarm(45)])
+    write_run(path, range(60), judged=True)
+    assert [one.step for one in RunReader(path).alarms()] == []
+    with Store(path) as store:
+        store.write_alarms([_alarm(12), _alarm(45)])
+        store.write([], [Scalar(0, "loss", 3.0)])
+    write_run(path, range(30, 60), judged=True)
+    assert [one.step for one in report.examine(path)[0].alarms] == [12]
+
+
+def test_what_the_watch_cost_is_not_taken_from_a_run_that_was_replaced(tmp_path):
+    path = write_run(tmp_path / "r.vitals", scalars=lambda step: {"watch_cost": 0.25})
+    write_run(path, range(20))
+    assert report.examine(path)[0].cost is None
+
+
+def test_another_model_in_the_same_store_takes_the_layers_with_it(tmp_path):
+    path = write_run(tmp_path / "r.vitals", layers=[("old.attn", 4)])
+    write_run(path, range(20))
+    facts, _ = report.examine(path)
+    assert [layer.name for layer in facts.history.layers] == [name for name, _ in LAYERS]
+    assert (facts.readings, facts.last_step) == (20, 19)
 
 
 def test_a_long_run_without_alarms_is_judged_by_some_of_its_readings(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from scaledot.watch.alarms.findings import EVERY, Finding
 from scaledot.watch.alarms.heads import Heads
 from scaledot.watch.alarms.rules import RULES, Rule
 from scaledot.watch.reading import Phase, Reading
+from scaledot.watch.store.records import replaced_from
 
 RESTS = 20  # readings of a layer without it until an alarm has ended and may come again
 
@@ -90,12 +91,14 @@ class Judge:
 def of_run(reader: Any, rules: Mapping[str, Rule] = RULES) -> list[Alarm]:
     """The alarms that a run's store gives when it is read again, perhaps with other thresholds.
 
-    reader: a `store.RunReader`. A continued run is judged anew from where it was continued.
+    reader: a `store.RunReader`. A continued run is judged anew from where it was continued, and the
+    steps that came again by the last of them.
     """
-    command = reader.attributes.command
+    command, starts = reader.attributes.command, reader.starts()
     alarms: list[Alarm] = []
-    for _, steps in groupby(reader.steps("train"), key=lambda step: step.segment):
-        judge = Judge(rules, command)
+    for segment, steps in groupby(reader.steps("train"), key=lambda step: step.segment):
+        judge, end = Judge(rules, command), replaced_from(starts, segment)
         for step in steps:
-            alarms += judge.read_step(step.readings)
+            if step.step < end:
+                alarms += judge.read_step(step.readings)
     return alarms

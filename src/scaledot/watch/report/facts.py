@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from scaledot.watch.report.heads import Head, first_to_leave, head_of, outside, 
 from scaledot.watch.report.history import History, Layer, read_history
 from scaledot.watch.report.remedy import CLOSING, Remedy, remedies_for
 from scaledot.watch.store import RunReader, Segment, Series
+from scaledot.watch.store.records import replaced_from
 
 FINAL = 30  # losses whose mean is called the final loss; of a short run a tenth
 SILENT = 60.0  # seconds without a commit after which an open run is called dead
@@ -87,15 +89,11 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
     segments = reader.segments()
     history = read_history(reader)
     steps = history.steps
+    starts = reader.starts()
     alarms, origin = judged.alarms_of(reader, history)
-    crashes = [
-        found
-        for segment in segments
-        for found in crash.from_note(segment.attributes.more.get(crash.NOTE))
-    ]
     attributes = segments[-1].attributes if segments else reading.RunAttributes()
     start = _start(history, alarms)
-    rates = reader.scalars(reading.LEARNING_RATE).newest()
+    rates = reader.scalars(reading.LEARNING_RATE).newest(starts)
     coverage = str(attributes.more.get("coverage", ""))
     return Facts(
         path=str(reader.path),
@@ -110,16 +108,16 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         every=float(np.median(np.diff(steps))) if len(steps) > 1 else None,
         alarms=alarms,
         judged=origin,
-        crashes=crashes,
+        crashes=_crashes(segments, starts),
         start=start,
         rate_at_start=None if start is None or start.left is None else value_at(rates, start.left),
         worst=worst_heads(history, alarms),
-        loss=_loss(reader.scalars(reading.LOSS).newest()),
+        loss=_loss(reader.scalars(reading.LOSS).newest(starts)),
         learning_rate=rates,
-        cost=_last(reader, reading.WATCH_COST),
-        step_time=_last(reader, reading.STEP_TIME),
+        cost=_last(reader.scalars(reading.WATCH_COST).newest(starts)),
+        step_time=_last(reader.scalars(reading.STEP_TIME).newest(starts)),
         dropped=sum(segment.dropped for segment in segments),
-        replaced=_replaced(reader),
+        replaced=_replaced(reader, starts),
         coverage=coverage,
         watched=watched_in(coverage),
         cadence=str(attributes.more.get("cadence", "")),
@@ -132,9 +130,20 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
     )
 
 
-def _replaced(reader: RunReader) -> int:
+def _crashes(segments: list[Segment], starts: Mapping[int, int]) -> list[Crash]:
+    """How the last segment ended, and losses that were no number and still count."""
+    return [
+        found
+        for segment in segments
+        for found in crash.from_note(segment.attributes.more.get(crash.NOTE))
+        if segment is segments[-1]
+        or (found.kind == "loss" and found.step < replaced_from(starts, segment.id))
+    ]
+
+
+def _replaced(reader: RunReader, starts: Mapping[int, int]) -> int:
     series = [reader.scalars(name) for name in (reading.LOSS, reading.STEP_TIME)]
-    return max(len(one) - len(one.newest()) for one in series)
+    return max(len(one) - len(one.newest(starts)) for one in series)
 
 
 def value_at(series: Series, step: int) -> float | None:
@@ -193,8 +202,7 @@ def _loss(series: Series) -> Loss:
     )
 
 
-def _last(reader: RunReader, name: str) -> float | None:
-    series = reader.scalars(name).newest()
+def _last(series: Series) -> float | None:
     known = series.values[np.isfinite(series.values)]
     return float(known[-1]) if known.size else None
 

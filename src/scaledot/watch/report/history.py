@@ -1,6 +1,6 @@
 """A run's vitals as arrays, layer by layer, and pictures' columns on one axis of time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -78,6 +78,7 @@ def read_history(
     reader: RunReader, most_peaks: int = MOST_PEAKS, most_others: int = MOST_OTHERS
 ) -> History:
     """Training, or evaluation where there is no training."""
+    starts = reader.starts()
     for phase in PHASES:
         heads = sum(reader.layers(phase).values())
         if not heads:
@@ -86,9 +87,13 @@ def read_history(
         most = max(FEWEST, most_others // heads)
         others = {vital: reader.vital(vital, phase, most=most) for vital in ("rows", *OTHERS)}
         layers = [
-            _layer(name, found, {v: series[name] for v, series in others.items() if name in series})
+            _layer(name, found, {v: one[name] for v, one in others.items() if name in one}, starts)
             for name, found in peaks.items()
         ]
+        # A layer that the continuation does not have is of another model.
+        layers = [layer for layer in layers if all(map(len, layer.series.values()))]
+        if not layers:
+            continue
         readings = len(_all_steps(layer.series["max_logit"] for layer in layers))
         looked_at = len(_all_steps(layer.series["passes"] for layer in layers))
         return History(phase, layers, readings, looked_at)
@@ -121,7 +126,7 @@ def _all_steps(series: Iterable[Series]) -> np.ndarray:
     return np.unique(np.concatenate([np.empty(0, np.int64), *different.values()]))
 
 
-def _layer(name: str, peaks: Series, others: dict[str, Series]) -> Layer:
+def _layer(name: str, peaks: Series, others: dict[str, Series], starts: Mapping[int, int]) -> Layer:
     # A head that counted no row has the maximum of nothing.
     values = peaks.values
     if len(values) and np.fmin.reduce(values, axis=None) == -np.inf:
@@ -135,5 +140,5 @@ def _layer(name: str, peaks: Series, others: dict[str, Series]) -> Layer:
         if vital != "nonfinite" and not counted.all():
             one = Series(one.segments, one.steps, np.where(counted, one.values, np.nan), one.times)
         found[vital] = one
-    newest = {vital: series.newest() for vital, series in found.items()}
+    newest = {vital: series.newest(starts) for vital, series in found.items()}
     return Layer(name, newest["max_logit"].values.shape[1], newest)

@@ -48,6 +48,9 @@ class _Some:
         self.number = min(len(every), max(2, MOST // history.heads))
         self._chosen = every[np.linspace(0, len(every) - 1, self.number).round().astype(np.int64)]
 
+    def starts(self) -> dict[int, int]:
+        return {}  # what was replaced is not in the history
+
     def steps(self, phase: Phase) -> Iterator[Step]:
         floats = {layer.name: _numbers(layer) for layer in self._layers}
         for step in self._chosen.tolist():

@@ -81,6 +81,13 @@ def last_record(
     return _chunk(database, stream, row, fields).since(row[1] + row[2] - 1)
 
 
+def first_step(database: sqlite3.Connection, stream: Stream) -> int | None:
+    row = database.execute(
+        "SELECT steps, records FROM chunk WHERE stream = ? ORDER BY first LIMIT 1", (stream.id,)
+    ).fetchone()
+    return None if row is None else int(unpack_integers(*row).min())
+
+
 def number_of_records(database: sqlite3.Connection, stream: Stream) -> int:
     row = database.execute(
         "SELECT first + records FROM chunk WHERE stream = ? ORDER BY first DESC LIMIT 1",

@@ -10,10 +10,25 @@ import numpy as np
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, RunAttributes
-from scaledot.watch.store.chunks import joined, last_record, read_chunks, read_evenly
+from scaledot.watch.store.chunks import (
+    first_step,
+    joined,
+    last_record,
+    read_chunks,
+    read_evenly,
+)
 from scaledot.watch.store.follower import Follower
 from scaledot.watch.store.looking import look
-from scaledot.watch.store.records import Chunk, Segment, Series, Step, Stream, together
+from scaledot.watch.store.records import (
+    Chunk,
+    Segment,
+    Series,
+    Step,
+    Stream,
+    replaced_from,
+    together,
+)
+from scaledot.watch.store.schema import IDS_A_SEGMENT
 from scaledot.watch.store.tables import read_alarms, read_segments, read_streams, vitals_streams
 
 JUDGED = "judged"  # the attribute of a segment whose readings were shown to the rules
@@ -40,18 +55,35 @@ class RunReader:
         return segments[-1].attributes if segments else RunAttributes()
 
     def alarms(self) -> list[Alarm]:
-        """What was said while the run was trained, oldest first.
+        """What was said while the run was trained, oldest first; of steps that a continuation wrote
+        again, what was said of these.
 
         A run that was trained without alarms, or before there were any, has none here (`judged` is
         then False): `scaledot.watch.alarms.of_run(reader)` judges it now.
         """
+        starts = self.starts()
         with look(self.path) as database:
-            return list(read_alarms(database).values())
+            found = read_alarms(database)
+        return [
+            alarm
+            for id_, alarm in found.items()
+            if alarm.step < replaced_from(starts, id_ // IDS_A_SEGMENT)
+        ]
 
     @property
     def judged(self) -> bool:
         """Whether the rules were asked while the run was trained."""
         return bool(self.attributes.more.get(JUDGED, False))
+
+    def starts(self) -> dict[int, int]:
+        """The first step of every segment that has one; an evaluation alone continues nothing."""
+        firsts: dict[int, int] = {}
+        with look(self.path) as database:
+            for stream in read_streams(database):
+                if stream.kind != "eval" and (step := first_step(database, stream)) is not None:
+                    segment = stream.segment.id
+                    firsts[segment] = min(step, firsts.get(segment, step))
+        return firsts
 
     def layers(self, phase: Phase | None = None) -> dict[str, int]:
         """Every layer that was read and its number of heads, in the order of the model."""

@@ -1,7 +1,8 @@
 """What a reader hands out, and how a chunk's numbers become readings again."""
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -10,6 +11,8 @@ import numpy as np
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Phase, Reading, RunAttributes
 from scaledot.watch.store.schema import SCALARS
+
+LAST = 2**63 - 1  # no step is later
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Step(NamedTuple):
 class Series:
     """Points in the order of segments, then of steps.
 
-    A continued run may repeat steps: both are here. `newest()` leaves out what was repeated.
+    A continued run may repeat steps: both are here. `newest()` leaves out what was repeated;
+    `newest(reader.starts())` also where the continuation has no point of this series.
     """
 
     segments: np.ndarray  # int64 [n]
@@ -57,11 +61,12 @@ class Series:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def newest(self) -> "Series":
+    def newest(self, starts: Mapping[int, int] | None = None) -> "Series":
         """Without the steps from which a later segment started anew."""
+        starts = starts or {}
         keep = np.ones(len(self), bool)
-        for segment in np.unique(self.segments)[1:]:
-            first = self.steps[self.segments == segment].min()
+        for segment in {*np.unique(self.segments)[1:].tolist(), *starts}:
+            first = self.steps[self.segments == segment].min(initial=starts.get(segment, LAST))
             keep &= (self.segments >= segment) | (self.steps < first)
         return self if keep.all() else self.at(keep)
 
@@ -74,6 +79,11 @@ class Series:
     def at(self, places: np.ndarray) -> "Series":
         times = None if self.times is None else self.times[places]
         return Series(self.segments[places], self.steps[places], self.values[places], times)
+
+
+def replaced_from(starts: Mapping[int, int], segment: int) -> float:
+    """The first step of the segment that a later one wrote again; infinity: there is none."""
+    return min((first for later, first in starts.items() if later > segment), default=math.inf)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from scaledot.watch import reading
 from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, Scalar
 from scaledot.watch.store import RunReader, Segment, Series, Step
+from scaledot.watch.store.records import replaced_from
 from scaledot.watch.top import health
 
 POINTS = 512  # of a curve: no terminal draws a finer one
@@ -88,7 +89,7 @@ class History:
     def look(self) -> bool:
         """Take what is new; whether there was anything. Raises StoreError if the file is gone."""
         news = self._follower.look()
-        if news.replaced:
+        if news.replaced or self._continued(news.steps):
             self._load()
             return True
         self._take_steps(news.steps)
@@ -113,26 +114,36 @@ class History:
         line = self._lines[phase, vital][layer]
         return Curve(line.steps.tolist(), line.numbers)
 
+    def _continued(self, steps: Iterable[Step]) -> bool:
+        """Whether a segment has begun: what it writes again takes the place of older steps."""
+        return any(one.phase == "train" and one.segment not in self._starts for one in steps)
+
     def _load(self) -> None:
         # The follower first: what is written in between is seen twice rather than never.
         self._follower = self.reader.follow(from_start=False)
+        self._starts = self.reader.starts()
         self.segments: list[Segment] = self.reader.segments()
         self.alarms: list[Alarm] = self.reader.alarms()
         self.tracks: dict[Phase, dict[str, Track]] = {p: self._read_tracks(p) for p in PHASES}
         self.scalars: dict[str, Scalar] = {}
         self._lines: dict[tuple[Phase, str], dict[str, Line]] = {}
         for name in SHOWN:
-            series = self.reader.scalars(name).newest()
+            series = self.reader.scalars(name).newest(self._starts)
             if len(series):
                 self.scalars[name] = Scalar(int(series.steps[-1]), name, float(series.values[-1]))
 
     def _read_tracks(self, phase: Phase) -> dict[str, Track]:
         times = self.reader.timeline(phase)
         latest = self.reader.latest_of_layers(phase)
-        return {
+        tracks = {
             layer: Track(int(times[layer].segments[-1]), one, _gaps(times[layer]))
             for layer, one in latest.items()
             if layer in times
+        }
+        return {
+            layer: track
+            for layer, track in tracks.items()
+            if track.latest.step < replaced_from(self._starts, track.segment)
         }
 
     def _read_lines(self, phase: Phase, vital: str) -> dict[str, Line]:
@@ -140,7 +151,7 @@ class History:
         rows = self.reader.vital("rows", phase, most=most)
         found = rows if vital == "rows" else self.reader.vital(vital, phase, most=most)
         return {
-            layer: _line(found[layer], rows[layer], track, vital, most)
+            layer: _line(found[layer], rows[layer], track, vital, most, self._starts)
             for layer, track in self.tracks[phase].items()
         }
 
@@ -176,7 +187,14 @@ def _gaps(times: Series) -> list[Gap]:
     return [Gap(*gap) for gap in zip(steps.tolist(), seconds.tolist(), strict=True)]
 
 
-def _line(found: Series, rows: Series, track: Track, vital: str, most: int) -> Line:
+def _line(
+    found: Series,
+    rows: Series,
+    track: Track,
+    vital: str,
+    most: int,
+    starts: Mapping[int, int],
+) -> Line:
     heads = track.latest.heads
     # Both were read at a moment of their own: the run may have grown in between.
     number = min(len(found), len(rows))
@@ -190,6 +208,6 @@ def _line(found: Series, rows: Series, track: Track, vital: str, most: int) -> L
         alike &= np.isnan(counted[:, heads])
     places = np.flatnonzero(alike)
     series = Series(found.segments[places], found.steps[places], numbers[places, :heads])
-    kept = series.newest().thinned(most)
+    kept = series.newest(starts).thinned(most)
     segment = int(kept.segments[-1]) if len(kept) else -1
     return Line(segment, kept.steps, kept.values)
