@@ -8,6 +8,7 @@ from torch import nn
 from watched_models import TinyGPT, train
 
 import scaledot
+from scaledot.watch import report
 from scaledot.watch.reading import LOSS
 from scaledot.watch.store import RunReader
 
@@ -26,7 +27,7 @@ class Receiver:
         return True
 
 
-def steps(model, number=3, micro_batches=1, scaler=None, broken_from=None):
+def steps(model, number=3, micro_batches=1, scaler=None, broken_from=None, divided=lambda x: x):
     """The mean loss of each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
@@ -38,6 +39,7 @@ def steps(model, number=3, micro_batches=1, scaler=None, broken_from=None):
         for _ in range(micro_batches):
             loss = model(torch.randn(2, 5, 16)).square().mean()
             parts.append(loss.item())
+            loss = divided(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         optimizer.step()
         found.append(sum(parts) / len(parts))
@@ -54,6 +56,50 @@ def test_the_loss_of_each_step_is_what_backward_was_called_on(micro_batches):
     with scaledot.Watch(model, every=1, store=receiver):
         expected = steps(model, micro_batches=micro_batches)
     assert receiver.losses == pytest.approx(dict(enumerate(expected)))
+
+
+@pytest.mark.parametrize(
+    "divided", [lambda loss: loss / 3, lambda loss: loss * (1 / 3)], ids=["/ 3", "* 0.33"]
+)
+def test_shares_of_an_accumulated_step_add_up_to_its_loss(divided):
+    receiver, model = Receiver(), encoder()
+    with scaledot.Watch(model, every=1, store=receiver):
+        expected = steps(model, micro_batches=3, divided=divided)
+        expected += steps(model, number=1, micro_batches=2, divided=divided)  # an epoch's end
+    assert receiver.losses == pytest.approx(dict(enumerate(expected)))
+
+
+def test_losses_that_were_divided_by_another_number_are_no_shares():
+    receiver, model = Receiver(), encoder()
+    with scaledot.Watch(model, every=1, store=receiver):
+        expected = steps(model, micro_batches=3, divided=lambda loss: loss / 7)
+        expected += steps(model, number=1, divided=lambda loss: loss / 7)
+    assert receiver.losses == pytest.approx({n: loss / 7 for n, loss in enumerate(expected)})
+
+
+@pytest.mark.parametrize("shares", [2, 1])
+def test_under_accelerate_the_calls_of_a_step_add_up(shares):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=shares)
+    receiver, model = Receiver(), encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with scaledot.Watch(model, every=1, store=receiver):
+        parts = []
+        for _ in range(2):
+            # Trainer divides by all tokens of a step, whatever the number of its calls.
+            loss = model(torch.randn(2, 5, 16)).square().sum() / (160 * 2 / shares)
+            parts.append(loss.item() / shares)
+            accelerator.backward(loss)
+        optimizer.step()
+    assert receiver.losses == pytest.approx({0: sum(parts)})
+
+
+def test_the_report_says_of_what_the_loss_is_the_mean(tmp_path):
+    model = encoder()
+    with scaledot.Watch(model, every=1, store=tmp_path / "r.vitals"):
+        steps(model, micro_batches=3)
+    said = " ".join(report.examine(tmp_path / "r.vitals")[1].sentences)
+    assert "Each loss is the mean of up to 3 backward calls in a step" in said
 
 
 def test_steps_that_are_looked_at_keep_a_loss_and_so_does_the_last():

@@ -2,12 +2,17 @@
 
 Tensor.backward, Lightning and accelerate all end in torch.autograd.backward. A GradScaler's product
 is not the loss; what it was given is. Values stay on the device until their step is over.
+
+Where a step has several backward calls (gradient accumulation), its loss is their sum if each was
+divided by their number before (`(loss / 4).backward()`, Lightning), or where accelerate makes the
+calls, as in transformers' Trainer, which divides in one way or another; else it is their mean.
 """
 
 import math
+import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +26,29 @@ _patches: list[Attribute] = []
 _scaled: dict[int, Any] = {}  # products of a GradScaler, by id, while they live
 
 
+class Part(NamedTuple):
+    """What one backward call was given."""
+
+    value: Tensor
+    divisor: float | None  # by which it was divided just before; None: it was not
+    adds: bool  # its caller divides: the parts of a step add up
+
+
 class Losses:
     """What backward was called on since the last `taken`."""
 
     def __init__(self) -> None:
-        self._values: list[Tensor] = []
-        self._passed: tuple[int, list[Tensor]] | None = None  # the last step that was not taken
+        self.meant = 1  # calls of the last step, where their mean was taken and not their sum
+        self._values: list[Part] = []
+        self._shares = 0  # by how many the parts of a step are divided
+        self._passed: tuple[int, list[Part]] | None = None  # the last step that was not taken
         self._broken = False  # a loss that is no number was handed on
         _listeners.append(self)
         if not _patches:
             _patches.extend(_made())
 
-    def add(self, value: Tensor) -> None:
-        self._values.append(value.detach())
+    def add(self, value: Tensor, adds: bool = False) -> None:
+        self._values.append(Part(value.detach(), _divisor(value), adds))
 
     def pass_by(self, step: int) -> Late | None:
         """The step is not looked at. Its loss is kept as the last one; the first of a run that is
@@ -42,22 +57,22 @@ class Losses:
         if not values:
             return None
         self._passed = step, values
-        if self._broken or not all(value.is_cpu for value in values):
+        if self._broken or not all(part.value.is_cpu for part in values):
             return None
-        self._broken = not all(math.isfinite(value.item()) for value in values)
+        self._broken = not all(math.isfinite(part.value.item()) for part in values)
         if not self._broken:
             return None
         self._passed = None
-        return _mean(step, values)
+        return self._whole(step, values)
 
     def taken(self, step: int) -> Late | None:
-        """The mean over the step's backward calls, on its way to the host; None: there was none."""
+        """The step's loss, on its way to the host; None: nothing was called."""
         values, self._values, self._passed = self._values, [], None
-        return _mean(step, values) if values else None
+        return self._whole(step, values) if values else None
 
     def last(self) -> Late | None:
         """The loss of the last step, where that was passed by."""
-        return None if self._passed is None else _mean(*self._passed)
+        return None if self._passed is None else self._whole(*self._passed)
 
     def remove(self) -> None:
         if self in _listeners:
@@ -67,11 +82,49 @@ class Losses:
                 _patches.pop().undo()
             _scaled.clear()
 
+    def _whole(self, step: int, parts: list[Part]) -> Late:
+        values = [part.value.reshape(()) for part in parts]
+        divided = {part.divisor for part in parts}
+        if len(parts) > 1 and _all_by(divided, len(parts)):
+            self._shares = len(parts)
+        summed = all(part.adds for part in parts)
+        self.meant = 1
+        if self._shares and _all_by(divided, self._shares) and not summed:
+            # The last step of an epoch may have fewer parts; each is a share all the same.
+            return Late.of(step, LOSS, torch.stack(values).mean() * self._shares)
+        if len(values) == 1:  # its own mean
+            return Late.of(step, LOSS, values[0])
+        if summed:
+            return Late.of(step, LOSS, torch.stack(values).sum())
+        self.meant = len(values)
+        return Late.of(step, LOSS, torch.stack(values).mean())
 
-def _mean(step: int, values: list[Tensor]) -> Late:
-    if len(values) == 1:  # its own mean
-        return Late.of(step, LOSS, values[0].reshape(()))
-    return Late.of(step, LOSS, torch.stack([value.reshape(()) for value in values]).mean())
+
+def _all_by(divisors: set[float | None], number: int) -> bool:
+    return all(one is not None and math.isclose(one, number, rel_tol=1e-5) for one in divisors)
+
+
+def _divisor(value: Tensor) -> float | None:
+    """Of `loss / 4`, 4; of `loss * 0.25` the same. None: a number did not make it."""
+    made = value.grad_fn
+    kind = "" if made is None else made.name()
+    if kind not in ("DivBackward0", "MulBackward0"):
+        return None
+    try:
+        number = made._saved_other  # type: ignore[union-attr]
+        if not number.is_cpu or number.dim() or number.requires_grad:
+            return None
+        factor = number.item()
+        return factor if kind == "DivBackward0" else 1 / factor
+    except (AttributeError, RuntimeError, ZeroDivisionError):  # of another torch; freed; zero
+        return None
+
+
+def _by_accelerate() -> bool:
+    """Whether accelerate has called Tensor.backward or scale, which have called our caller."""
+    frame = sys._getframe(2)
+    callers = (frame, frame.f_back)
+    return any(one and one.f_globals.get("__name__") == "accelerate.accelerator" for one in callers)
 
 
 def _made() -> list[Attribute]:
@@ -90,8 +143,9 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
         if _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled
         elif type(one) is Tensor and one.numel() == 1 and one.is_floating_point():
+            adds = _by_accelerate()
             for listener in _listeners:
-                listener.add(one)
+                listener.add(one, adds)
         return backward(tensors, *args, **kwargs)
 
     return told
@@ -103,8 +157,9 @@ def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
         if type(outputs) is Tensor and outputs.numel() == 1 and product is not outputs:
             name = id(product)
             _scaled[name] = weakref.ref(product, lambda _: _scaled.pop(name, None))
+            adds = _by_accelerate()
             for listener in _listeners:
-                listener.add(outputs)
+                listener.add(outputs, adds)
         return product
 
     return unscaled

@@ -26,6 +26,8 @@ LOSS = "loss"
 LEARNING_RATE = "learning_rate"
 STEP_TIME = "step_time"  # seconds from one optimizer step to the next
 WATCH_COST = "watch_cost"  # share of the step time that went into the watch
+# The attribute of a segment that says of how many backward calls a loss is the mean.
+LOSS_CALLS = "loss_calls"
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,7 +62,9 @@ class Watch:
     `watch.alarms`, and given to `on_alarm` one by one. {"growth": 200} sets a threshold, a `Judge`
     brings rules of its own, False says nothing. What `on_alarm` raises is logged, and training goes
     on; SystemExit ends it.
-    losses: keep what backward is called on as the series "loss", where that is one number.
+    losses: keep what backward is called on as the series "loss", where that is one number; of
+    several calls in a step (gradient accumulation) their sum, where each was divided by their
+    number before as in `(loss / 4).backward()`, Lightning and Trainer, else their mean.
     close_sinks: close the sinks when the watch is removed; False: they are used again.
     ranks: with torch.distributed make the watch on every rank. "merge": the readings are those of
     all ranks' rows, heads and layers, and the same on every rank; rank 0 writes. "apart": each
@@ -128,6 +130,7 @@ class Watch:
         if self._judge is not None:
             self._note("judged", True)
         self._ends = StepEnds(self._step_ended)
+        self._loss_calls = 1
         self._losses = Losses() if losses else None
         self._removed = False
         hub.listen(self, self._account)
@@ -344,6 +347,9 @@ class Watch:
 
     def _loss_of(self, step: int) -> list[Late]:
         loss = None if self._losses is None else self._losses.taken(step)
+        if self._losses is not None and self._losses.meant > self._loss_calls:
+            self._loss_calls = self._losses.meant
+            self._note(reading.LOSS_CALLS, self._loss_calls)
         return [] if loss is None else [loss]
 
     def _lone_loss(self, ask: Callable[[Losses], Late | None]) -> list[Late]:

@@ -31,6 +31,7 @@ class Loss:
     averaged: int
     lowest: float | None
     not_finite: int | None  # the first step whose loss is no number
+    calls: int = 1  # backward calls of a step, of which each loss is the mean
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         start=start,
         rate_at_start=None if start is None or start.left is None else value_at(rates, start.left),
         worst=worst_heads(history, alarms),
-        loss=_loss(reader.scalars(reading.LOSS).newest(starts)),
+        loss=_loss(reader.scalars(reading.LOSS).newest(starts), attributes),
         learning_rate=rates,
         cost=_last(reader.scalars(reading.WATCH_COST).newest(starts)),
         step_time=_last(reader.scalars(reading.STEP_TIME).newest(starts)),
@@ -187,7 +188,7 @@ def _peak(history: History) -> Head | None:
     return None if best is None else head_of(best[1], best[2])
 
 
-def _loss(series: Series) -> Loss:
+def _loss(series: Series, attributes: reading.RunAttributes) -> Loss:
     finite = np.isfinite(series.values)
     number = min(FINAL, max(1, len(series) // 10)) if len(series) else 0
     last = series.values[finite][-number:] if number else series.values[:0]
@@ -199,6 +200,7 @@ def _loss(series: Series) -> Loss:
         averaged=int(last.size),
         lowest=float(series.values[finite].min()) if finite.any() else None,
         not_finite=int(series.steps[broken[0]]) if broken.size else None,
+        calls=int(attributes.more.get(reading.LOSS_CALLS, 1)),
     )
 
 

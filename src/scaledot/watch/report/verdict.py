@@ -219,6 +219,12 @@ def _story(facts: Facts, state: State) -> list[str]:
             f"{began} {number(facts.loss.final)} (mean of the last "
             f"{count(facts.loss.averaged, 'reading')})."
         )
+        if facts.loss.calls > 1:
+            said.append(
+                f"Each loss is the mean of up to {facts.loss.calls} backward calls in a step, for "
+                f"they were not divided by their number; {facts.loss.calls} such calls add up to "
+                f"{number(facts.loss.calls * facts.loss.final)}."
+            )
     return said
 
 
