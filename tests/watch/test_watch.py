@@ -215,6 +215,15 @@ def test_a_wrapper_put_on_top_of_ours_is_left_alone():
         torch._native_multi_head_attention = original
 
 
+def test_a_watch_that_was_removed_says_so_and_is_not_entered_again():
+    model = TinyGPT(layers=1)
+    with Watch(model, every=1) as watch:
+        train(model, steps=1)
+    assert repr(watch).startswith("Watch: removed; 1 of 1 attention layer watched")
+    with pytest.raises(RuntimeError, match="make a new one"), watch:
+        pass
+
+
 def test_model_is_not_kept_alive():
     model = TinyGPT()
     weak = weakref.ref(model)

@@ -188,6 +188,8 @@ class Watch:
             self._job.leave()
 
     def __enter__(self) -> "Watch":
+        if self._removed:
+            raise RuntimeError("this watch was removed and measures nothing more; make a new one")
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -196,7 +198,8 @@ class Watch:
         self.remove()
 
     def __repr__(self) -> str:
-        return f"Watch: {self.coverage()}; {self.cadence}"
+        removed = "removed; " if self._removed else ""
+        return f"Watch: {removed}{self.coverage()}; {self.cadence}"
 
     # What the probes call. -----------------------------------------------------------------------
 
