@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaledot.watch.alarms import Alarm, overridden
 from scaledot.watch.alarms.telling import Telling
@@ -15,6 +15,9 @@ from scaledot.watch.ranks.files import file_of, rank_here
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import Store, StoreError
 from scaledot.watch.watch import Watch
+
+if TYPE_CHECKING:
+    from scaledot.watch.remedies import Installed
 
 
 def begin(options: Mapping[str, Any]) -> "Session":
@@ -45,11 +48,12 @@ class Session:
             self.store.say, _file_of_alarms(options, main), options.get("fail_on")
         )
         self.watch.guard.install()
+        self._remedy: Installed | None = None
         if options.get("remedy"):
             from scaledot.watch import remedies
 
-            remedy = remedies.parse(options["remedy"])
-            remedies.install(self.watch, remedy, options.get("dry_run", False), self.store.say)
+            remedy, dry_run = remedies.parse(options["remedy"]), options.get("dry_run", False)
+            self._remedy = remedies.install(self.watch, remedy, dry_run, self.store.say)
 
     def end(self) -> None:
         if os.getpid() != self._process:
@@ -64,6 +68,8 @@ class Session:
             # begun: there will be no further step in which attention could be seen.
             self.nothing = str(dataclasses.replace(self.watch.coverage(), begun=True))
         elif self.store.speaks:
+            if self._remedy is not None:
+                say(self._remedy.describe())
             say(self._summary())
 
     def _summary(self) -> str:

@@ -26,8 +26,10 @@ LOSS = "loss"
 LEARNING_RATE = "learning_rate"
 STEP_TIME = "step_time"  # seconds from one optimizer step to the next
 WATCH_COST = "watch_cost"  # share of the step time that went into the watch
-# The attribute of a segment that says of how many backward calls a loss is the mean.
+# Attributes of a segment: of how many backward calls a loss is the mean, and which remedies were
+# at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"
+REMEDIES = "remedies"
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,6 +98,7 @@ class Watch:
         self.cadence = Cadence(1 if replace and every is None else every, budget)
         self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)
         self.alarms: list[Alarm] = []  # all that were raised
+        self.remedies: list[Any] = []  # that were installed: what the store keeps of each
         self.guard = crash.Guard(self._keep_crashes, lambda: self.cadence.step)
         self._judge = _judge_of(alarms)
         self._on_alarm = on_alarm
@@ -477,8 +478,13 @@ class Watch:
         if hasattr(self._store, "note"):
             self._note("coverage", self.coverage_in_words())
             self._note("cadence", str(self.cadence))
+            self._note_remedies()
             if self.model is None and (words := self.models()):
                 self._note("model", words)
+
+    def _note_remedies(self) -> None:
+        if self.remedies:
+            self._note(reading.REMEDIES, [one.note() for one in self.remedies])
 
 
 def _judge_of(alarms: bool | Mapping[str, float] | Judge) -> Judge | None:

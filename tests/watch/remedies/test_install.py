@@ -10,8 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from watched_models import TinyGPT, language_loss, train
 
 from scaledot import Watch
+from scaledot.watch import report
 from scaledot.watch.probes import hub
 from scaledot.watch.remedies import RemedyError, install
+from scaledot.watch.store import RunReader
+from scaledot.watch.top import picture
+from scaledot.watch.top.frame import frame_of
+from scaledot.watch.top.history import History
 
 LIMIT = 2.0
 
@@ -150,11 +155,40 @@ def test_steps_that_are_not_measured_are_left_alone():
     assert seen == [0, 3, 6]
 
 
-def test_without_a_cadence_every_step_is_measured_unless_it_is_a_dry_run():
-    for dry_run, expected in ((False, 1), (True, None)):
+def test_without_a_cadence_every_step_is_measured_in_a_dry_run_too():
+    for dry_run in (False, True):
         with Watch(training(Outside), alarms=False) as watch:
             install(watch, "qk-clip", dry_run, say=lambda line: None)
-            assert (watch.cadence.every if watch.cadence.fixed else None) == expected
+            assert (watch.cadence.fixed, watch.cadence.every) == (True, 1)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_the_store_keeps_what_a_remedy_did_and_the_report_and_top_tell_it(tmp_path, dry_run):
+    model, path = training(TinyGPT), tmp_path / "r.vitals"
+    with Watch(model, store=path, alarms=False) as watch:
+        installed = install(watch, f"qk-clip:{LIMIT}", dry_run, say=lambda line: None)
+        steps(model)
+    (note,) = RunReader(path).attributes.more["remedies"]
+    assert (note["spec"], note["dry_run"], note["since"]) == ("qk-clip:2", dry_run, 0)
+    assert note["words"] == installed.describe()
+    facts, verdict = report.examine(path)
+    story = "qk-clip:2 was tried without a change" if dry_run else "qk-clip:2 was at work"
+    assert verdict.sentences[0].startswith(f"{story} since step 0 (layers.0.attn")
+    assert report.data.as_data(facts, verdict)["at_work"] == [note]
+    shown = "\n".join(
+        line.plain for line in picture.draw(frame_of(History(path), "passes"), 160, 50)
+    )
+    assert ("qk-clip:2 since step 0 (dry run)" if dry_run else "qk-clip:2 since step 0") in shown
+
+
+def test_a_remedy_that_found_nothing_to_do_says_so(tmp_path):
+    model, path = training(TinyGPT), tmp_path / "r.vitals"
+    with Watch(model, store=path, alarms=False) as watch:
+        install(watch, "qk-clip:1e9", say=lambda line: None)
+        steps(model)
+    assert report.examine(path)[1].sentences[0] == (
+        "qk-clip:1e+09 was installed and had nothing to do."
+    )
 
 
 class NoReading(TorchDispatchMode):

@@ -79,6 +79,8 @@ def test_the_verb_clips_a_script(tmp_path, dry_run):
     assert f"qk-clip:1 {verb} layers.0.attn since step 0" in done.stderr
     largest = RunReader(store).heads("layers.0.attn", "max_logit").values.max(1).tolist()
     assert largest[0] > 2
+    did = "(dry run): would have clipped" if dry_run else "has clipped"
+    assert f"scaledot: qk-clip:1 {did} " in done.stderr
     if dry_run:
         assert largest == [largest[0]] * 3
     else:

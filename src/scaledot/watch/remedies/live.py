@@ -9,6 +9,7 @@ also those that have seen no attention.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -58,8 +59,25 @@ class Installed:
     def __init__(self, watch: Watch, remedy: Remedy, dry_run: bool, say: Say) -> None:
         self.remedy, self.dry_run = remedy, dry_run
         self._watch, self._say = watch, say
+        watch.remedies.append(self)
 
     def describe(self) -> str:
+        raise NotImplementedError
+
+    def note(self) -> dict[str, Any]:
+        """What the store keeps: since and layers are null and empty before anything was done."""
+        since, layers, refused = self._deeds()
+        return {
+            "spec": str(self.remedy),
+            "dry_run": self.dry_run,
+            "since": since,
+            "layers": layers,
+            "refused": refused,
+            "words": self.describe(),
+        }
+
+    def _deeds(self) -> tuple[int | None, list[str], list[str]]:
+        """Since which step, in which layers where these are known, and where it was refused."""
         raise NotImplementedError
 
     def remove(self) -> None:
@@ -81,6 +99,8 @@ class _Once(Installed):
     def __init__(self, watch: Watch, remedy: Remedy, dry_run: bool, say: Say) -> None:
         super().__init__(watch, remedy, dry_run, say)
         self._applied = Applied(remedy)
+        self._since: int | None = watch.step_number if dry_run else None
+        self._refused: list[str] = []
         self._ends: StepEnd | None = None
         if dry_run:
             say(f"{remedy} would change {remedy.kind.changes}; state dict: {remedy.kind.keys}")
@@ -88,6 +108,7 @@ class _Once(Installed):
             refuse_unequal(remedy)
             self._applied.add_rule("", watch.model, rule_of(remedy))
             self._applied.changes.append("every attention call")
+            self._since = watch.step_number
             say(f"{remedy} changes {remedy.kind.changes}")
         else:
             self._ends = StepEnd(watch, self._reparametrise)
@@ -96,6 +117,9 @@ class _Once(Installed):
         if self.dry_run:
             return f"{self.remedy} (dry run): would change {self.remedy.kind.changes}"
         return self._applied.describe()
+
+    def _deeds(self) -> tuple[int | None, list[str], list[str]]:
+        return self._since, [], self._refused
 
     def remove(self) -> None:
         if self._ends is not None:
@@ -124,9 +148,12 @@ class _Once(Installed):
                 one = apply(self.remedy, root, optimizer if learned else None)
             except RemedyError as error:
                 self._say(f"{self.remedy} is refused: {error}")
+                self._refused.append("the model")
                 return
             self._applied.changes += one.changes
             self._applied.keep(one.undo)
+        self._since = self._watch.step_number
+        self._watch._note_remedies()
         self._say(self._applied.describe())
 
 
@@ -139,7 +166,7 @@ class _Clipping(Installed):
 
     def __init__(self, watch: Watch, remedy: Remedy, dry_run: bool, say: Say) -> None:
         super().__init__(watch, remedy, dry_run, say)
-        if not (watch.cadence.fixed or dry_run):
+        if not watch.cadence.fixed:
             watch.cadence.fixed, watch.cadence.every = True, 1
         self.layers: dict[str, Layer] = {}  # that are known, of this rank
         self.refused: dict[str, str] = {}
@@ -175,6 +202,10 @@ class _Clipping(Installed):
                 lines.append(f"  {name}: heads {sorted(self.clips[name])}: {how}")
         lines.append(f"  state dict: {self.remedy.kind.keys}")
         return "\n".join(lines)
+
+    def _deeds(self) -> tuple[int | None, list[str], list[str]]:
+        treated = [name for name in self.clips if name not in self.refused]
+        return self.first, treated, list(self.refused)
 
     def remove(self) -> None:
         self._ends.remove()
@@ -357,6 +388,7 @@ class _Clipping(Installed):
             if name in self._announced or name not in ways or name in self.refused:
                 continue
             self._announced.add(name)
+            self._watch._note_remedies()
             head = int(reading.value("max_logit").argmax())
             largest = float(reading.value("max_logit")[head])
             verb = "would scale" if self.dry_run else "scales"

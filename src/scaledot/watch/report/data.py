@@ -51,6 +51,7 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
             "worst": [_head(head) for head in facts.worst],
             "alarms": {"origin": facts.judged, "list": [as_json(one) for one in facts.alarms]},
             "remedies": [dataclasses.asdict(one) for one in facts.remedies],
+            "at_work": facts.at_work,
             "loss": {
                 "final": loss.final,
                 "mean_of_last": loss.averaged,

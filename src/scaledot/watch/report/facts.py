@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,8 @@ class Facts:
     broken: int  # heads with rows that are no number at the end
     broken_since: int | None
     peak: Head | None  # the head with the largest logit of the run
-    remedies: list[Remedy]
+    remedies: list[Remedy]  # that are advised
+    at_work: list[dict[str, Any]]  # that were installed, as `remedies.Installed.note` tells
 
     @property
     def name(self) -> str:
@@ -128,6 +130,7 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         broken_since=_broken_since(history),
         peak=_peak(history),
         remedies=remedies_for(alarms),
+        at_work=list(attributes.more.get(reading.REMEDIES, ())),
     )
 
 

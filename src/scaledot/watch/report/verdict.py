@@ -1,7 +1,7 @@
 """The verdict: one word, one line, and the sentences a colleague would write the morning after."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.report.facts import Facts, edge
@@ -47,7 +47,7 @@ class Verdict:
 
 def verdict_of(facts: Facts) -> Verdict:
     state = _state(facts)
-    sentences = [*_ending(facts), *_story(facts, state)]
+    sentences = [*_ending(facts), *map(_at_work, facts.at_work), *_story(facts, state)]
     return Verdict(
         state, _headline(facts, state), sentences, not_known(facts), _since(facts, state)
     )
@@ -190,6 +190,17 @@ def _ending(facts: Facts) -> list[str]:
     elif facts.state == "running":
         said.append("The run is still being written; this is how it stands now.")
     return said
+
+
+def _at_work(note: dict[str, Any]) -> str:
+    """What a reader must know of healthy numbers: something kept them so."""
+    if note["since"] is None:
+        refused = listed(note.get("refused", ()), 3)
+        did = f"was refused in {refused}" if refused else "was installed and had nothing to do"
+        return f"{note['spec']} {did}."
+    did = "tried without a change" if note["dry_run"] else "at work"
+    layers = f" ({listed(note['layers'], 3)})" if note["layers"] else ""
+    return f"{note['spec']} was {did} since step {note['since']:,}{layers}."
 
 
 def _story(facts: Facts, state: State) -> list[str]:

@@ -61,6 +61,7 @@ class Frame:
     cost: float | None  # share of the step time
     every: int | None  # steps between two readings
     dropped: int
+    remedies: list[str] = field(default_factory=list)  # at work, in words
     scalars: dict[str, float] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)  # the gravest first, then the newest
 
@@ -102,6 +103,7 @@ def frame_of(
         cost=scalars.pop(reading.WATCH_COST, None),
         every=_every(history, phase),
         dropped=sum(segment.dropped for segment in history.segments),
+        remedies=[] if attributes is None else _remedies(attributes),
         scalars=scalars,
         alarms=_alarms(history.alarms),
     )
@@ -142,6 +144,7 @@ def as_data(frame: Frame) -> dict[str, Any]:
         "watch_cost": None if frame.cost is None else _plain(frame.cost),
         "steps_between_readings": frame.every,
         "dropped": frame.dropped,
+        "remedies": frame.remedies,
         "alarms": [as_json(alarm) for alarm in frame.alarms],
         **{name: _plain(number) for name, number in frame.scalars.items()},
     }
@@ -229,6 +232,17 @@ def _cause(attributes: RunAttributes | None) -> str:
         if one.kind in CAUSES:
             return CAUSES[one.kind]
     return ""
+
+
+def _remedies(attributes: RunAttributes) -> list[str]:
+    return [
+        f"{note['spec']}{_since(note['since'])}{' (dry run)' if note['dry_run'] else ''}"
+        for note in attributes.more.get(reading.REMEDIES, ())
+    ]
+
+
+def _since(step: int | None) -> str:
+    return ", nothing done so far" if step is None else f" since step {step:,}"
 
 
 def _patience(history: History) -> float:

@@ -164,8 +164,9 @@ def _cost(frame: Frame, width: int, most: int) -> list[Text]:
     every = {None: "", 1: ", reads every step"}.get(frame.every, f", reads 1 step in {frame.every}")
     cost = "not known yet" if frame.cost is None else f"{frame.cost:.2%} of step time"
     dropped = f"{frame.dropped:,} readings dropped" if frame.dropped else ""
-    parts = [part for part in (f"the watch costs {cost}{every}", dropped, frame.coverage) if part]
-    wrapped = textwrap.wrap("; ".join(parts), width, max_lines=most, placeholder=" …")
+    remedies = f"remedy: {', '.join(frame.remedies)}" if frame.remedies else ""
+    parts = (f"the watch costs {cost}{every}", dropped, remedies, frame.coverage)
+    wrapped = textwrap.wrap("; ".join(filter(None, parts)), width, max_lines=most, placeholder=" …")
     return [Text(line) for line in wrapped]
 
 
