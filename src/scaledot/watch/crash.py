@@ -1,8 +1,8 @@
 """When a run ends badly: the last readings reach the store, and a record says what happened when.
 
-An exception that nobody catches, SIGTERM, a loss that is no number. The script notices nothing of
-it: its traceback, its exit status and its own handlers stay as they are. `kill -9` leaves no time
-for words; what survives it is the store's matter.
+An exception that nobody catches, SIGTERM, SIGHUP, a loss that is no number. The script notices
+nothing of it: its traceback, its exit status and its own handlers stay as they are. `kill -9`
+leaves no time for words; what survives it is the store's matter.
 """
 
 import dataclasses
@@ -22,6 +22,8 @@ log = logging.getLogger("scaledot.watch")
 
 Kind = Literal["exception", "interrupt", "signal", "loss"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+# What ends a run from outside; Windows has no SIGHUP, which a closed terminal sends.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 NOTE = "crash"  # the attribute of a segment that keeps the records
 PATIENCE = 5.0  # seconds that a dying process waits for the disk
 LONGEST = 500  # characters of an exception that are kept
@@ -33,6 +35,11 @@ class Crash:
     step: int  # that was running; of a loss: whose loss it was
     words: str
     time: float  # seconds since 1970
+
+    @property
+    def signal(self) -> str:
+        """Its name, of kind signal."""
+        return "SIGHUP" if "SIGHUP" in self.words else "SIGTERM"
 
 
 def as_note(crashes: Iterable[Crash]) -> list[dict[str, Any]]:
@@ -59,7 +66,7 @@ class Guard:
     keep: hands on all readings that are there, notes the records and flushes the store. It runs in
     a thread of its own: a signal may come while this one holds a lock of the store's. Python calls
     handlers between two instructions, so a process that hangs inside a call does not hear SIGTERM
-    until the call returns.
+    or SIGHUP until the call returns.
     step: the number of the step that is running.
     """
 
@@ -68,16 +75,17 @@ class Guard:
         self._keep, self._step = keep, step
         self._process = os.getpid()
         self._hook: Callable[..., Any] | None = None
-        self._handler: Any = None  # the one before ours
+        self._handlers: dict[int, Any] = {}  # those before ours
         self._listening = False
 
     def install(self) -> "Guard":
-        """Stand before sys.excepthook and, in the main thread, before the handler of SIGTERM."""
+        """Stand before sys.excepthook and, in the main thread, before the handlers of SIGNALS."""
         self._hook, sys.excepthook = sys.excepthook, self._excepthook
-        before = signal.getsignal(signal.SIGTERM)
-        # None: C code has set it, and Python could not put it back. An ignored signal ends nothing.
-        if before not in (None, signal.SIG_IGN) and _in_main_thread():
-            self._handler = signal.signal(signal.SIGTERM, self._terminated)
+        for number in SIGNALS if _in_main_thread() else ():
+            # None: C code has set it, and Python could not put it back. An ignored signal (nohup)
+            # ends nothing.
+            if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                self._handlers[number] = signal.signal(number, self._terminated)
         self._listening = True
         return self
 
@@ -86,9 +94,9 @@ class Guard:
         self._listening = False
         if self._hook is not None and _same(sys.excepthook, self._excepthook):
             sys.excepthook = self._hook
-        ours = _same(signal.getsignal(signal.SIGTERM), self._terminated)
-        if self._handler is not None and ours and _in_main_thread():
-            signal.signal(signal.SIGTERM, self._handler)
+        for number, before in self._handlers.items() if _in_main_thread() else ():
+            if _same(signal.getsignal(number), self._terminated):
+                signal.signal(number, before)
 
     def exception(self, error: BaseException) -> None:
         """An exception is about to leave the watched block. SystemExit is an end like any other."""
@@ -136,13 +144,15 @@ class Guard:
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         if self._listening:
-            self._note("signal", self._step(), "terminated from outside (SIGTERM)")
-        if callable(self._handler):
-            self._handler(number, frame)
+            name = signal.Signals(number).name
+            self._note("signal", self._step(), f"terminated from outside ({name})")
+        before = self._handlers.get(number)
+        if callable(before):
+            before(number, frame)
             return
         # As if we had never been here: the signal itself ends the process, and its parent sees it.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _in_main_thread() -> bool:

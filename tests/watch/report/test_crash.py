@@ -153,19 +153,20 @@ def test_whoever_came_later_keeps_its_hook(guard, monkeypatch, kept):
     assert kept == []  # and no longer listened to
 
 
-def test_an_earlier_handler_is_called_after_the_record(guard, kept):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_earlier_handler_is_called_after_the_record(guard, kept, number):
     seen = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(list(kept)))
+    before = signal.signal(number, lambda number, frame: seen.append(list(kept)))
     try:
         guard.install()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         deadline = time.monotonic() + 10
         while not seen and time.monotonic() < deadline:
             time.sleep(0.01)
         guard.remove()
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert [one.kind for one in kept[0]] == ["signal"]
+        signal.signal(number, before)
+    assert [(one.kind, one.signal) for one in kept[0]] == [("signal", number.name)]
     assert seen == [kept]
 
 

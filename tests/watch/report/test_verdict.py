@@ -3,10 +3,11 @@
 import json
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from watch.report_cases import LAYERS, STARTED, collapsing, loss, write_run
+from watch.report_cases import LAYERS, STARTED, collapsing, loss, reading, write_run
 
 from scaledot import cli
 from scaledot.watch import Watch, crash, report
@@ -15,7 +16,10 @@ from scaledot.watch.reading import Scalar
 from scaledot.watch.report import facts as facts_module
 from scaledot.watch.report import judged
 from scaledot.watch.report.history import read_history
+from scaledot.watch.report.verdict import verdict_of
 from scaledot.watch.store import RunReader, Store
+from scaledot.watch.top.frame import frame_of
+from scaledot.watch.top.history import History
 
 
 def test_a_healthy_run_is_called_healthy(tmp_path):
@@ -136,7 +140,9 @@ def test_one_reading_is_too_little_to_judge(tmp_path, capsys):
         "1 reading: too few to judge a training.",
     )
     assert cli.main(["report", str(path), "--html", str(tmp_path / "page.html")]) == 0
-    assert "too few to judge" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "too few to judge" in printed
+    assert "There is only 1 reading: a trend needs more" in printed
 
 
 @pytest.mark.parametrize(
@@ -303,6 +309,50 @@ def test_a_run_that_was_killed_and_one_that_is_written_are_told_apart(tmp_path):
     assert facts_module.read(path, now=time.time() + 3600).state == "silent"
     store.close()
     assert facts_module.read(path).state == "ended"
+
+
+def test_a_terminated_run_is_not_said_to_be_written_and_top_agrees(tmp_path):
+    path = tmp_path / "r.vitals"
+    write_run(tmp_path / "other.vitals", range(3))
+    with Store(path) as store:
+        now = time.time()
+        store.write([replace(reading(step, "a", 1), time=now + step) for step in range(3)])
+        store.flush()
+        for later, state in ((5, "running"), (20, "silent")):  # a second between readings
+            seen = now + 2 + later
+            assert facts_module.read(path, now=seen).state == state
+            assert frame_of(History(path), "passes", now=seen).state == state
+        ended = crash.Crash("signal", 3, "terminated from outside (SIGHUP)", now + 2.5)
+        store.note(crash.NOTE, crash.as_note([ended]))
+        store.flush()
+        facts = facts_module.read(path, now=now + 4)
+        assert (facts.state, frame_of(History(path), "passes", now=now + 4).state) == (
+            "silent",
+            "silent",
+        )
+        said = verdict_of(facts).sentences
+        assert said[0] == "The run was terminated from outside (SIGHUP) at step 3."
+        assert not any("still being written" in one or "without a word" in one for one in said)
+        store.write([replace(reading(9, "a", 1), time=now + 9)])  # it had a handler and went on
+        store.flush()
+        facts = facts_module.read(path, now=now + 10)
+        assert facts.state == "running"
+        assert not any("still being written" in one for one in verdict_of(facts).sentences)
+
+
+def test_the_headline_begins_where_the_story_begins(tmp_path):
+    path = write_run(tmp_path / "r.vitals", range(90), ill=collapsing)
+    facts, verdict = report.examine(path)
+    named = [facts.start.left]
+    named += [one.since for one in facts.alarms if one.layer == facts.start.layer]
+    assert verdict.since_step == min(named)
+
+
+@pytest.mark.parametrize("words", ["closed by peer", "reset by peer"])
+def test_a_crash_by_another_rank_s_end_points_to_it(tmp_path, words):
+    notes = crash.as_note([crash.Crash("exception", 57, f"RuntimeError: Connection {words}", 0.0)])
+    _, verdict = report.examine(write_run(tmp_path / "r.vitals", crash=notes))
+    assert "Perhaps another rank ended first" in verdict.sentences[1]
 
 
 def test_the_end_is_named_with_its_step(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scaledot.measure import BANDS
-from scaledot.watch import crash, reading
+from scaledot.watch import crash, reading, silence
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.crash import Crash
 from scaledot.watch.report import judged
@@ -21,7 +21,6 @@ from scaledot.watch.store import RunReader, Segment, Series
 from scaledot.watch.store.records import replaced_from
 
 FINAL = 30  # losses whose mean is called the final loss; of a short run a tenth
-SILENT = 60.0  # seconds without a commit after which an open run is called dead
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
     return Facts(
         path=str(reader.path),
         attributes=attributes,
-        state=_state(segments, time.time() if now is None else now),
+        state=_state(segments, history, time.time() if now is None else now),
         started=segments[0].started if segments else None,
         seconds=segments[-1].seen - segments[0].started if segments else 0.0,
         segments=len(segments),
@@ -212,10 +211,19 @@ def _last(series: Series) -> float | None:
     return float(known[-1]) if known.size else None
 
 
-def _state(segments: list[Segment], now: float) -> str:
+def _state(segments: list[Segment], history: History, now: float) -> str:
     if not segments or segments[-1].ended is not None:
         return "ended"
-    return "silent" if now - segments[-1].seen > SILENT else "running"
+    newest = segments[-1]
+    times = [_times(layer.series["max_logit"], newest) for layer in history.layers]
+    last = max((float(one[-1]) for one in times if len(one)), default=0.0)
+    gaps = (np.diff(one[-silence.GAPS - 1 :]).tolist() for one in times)
+    return "silent" if silence.silent(newest, last, gaps, now) else "running"
+
+
+def _times(series: Series, segment: Segment) -> np.ndarray:
+    """When the segment's readings were taken."""
+    return np.empty(0) if series.times is None else series.times[series.segments == segment.id]
 
 
 def edge(vital: str) -> float:

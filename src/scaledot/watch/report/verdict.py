@@ -1,5 +1,6 @@
 """The verdict: one word, one line, and the sentences a colleague would write the morning after."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ KINDS = {  # a headline where the last reading shows no closed head
     "saturation": "Heads were saturated for a while in",
     "fading": "Attention looks at everything alike in",
 }
+# What a rank says of a job whose other rank has gone: the consequence, not the cause.
+PEER = re.compile(r"closed by peer|reset by peer|[Cc]onnection refused|NCCL.*remote process exited")
 NAMES: dict[State, str] = {
     "broken": "Broken",
     "sick": "Sick",
@@ -68,9 +71,10 @@ def not_known(facts: Facts) -> list[str]:
     elif facts.readings and facts.watched is None:
         said.append("The store does not say which layers were watched.")
     if 0 < facts.readings < FEW:
+        verb = "is" if facts.readings == 1 else "are"
         said.append(
-            f"There are only {count(facts.readings, 'reading')}: a trend needs more; a short run "
-            "gives them with `scaledot run --every 1`."
+            f"There {verb} only {count(facts.readings, 'reading')}: a trend needs more; a short "
+            "run gives them with `scaledot run --every 1`."
         )
     elif facts.every is not None and facts.every > 1:
         said.append(
@@ -136,8 +140,22 @@ def _since(facts: Facts, state: State) -> int | None:
         steps = (facts.broken_since, facts.loss.not_finite)
         return min(step for step in steps if step is not None)
     if state in ("sick", "watch"):
-        return min(alarm.since for alarm in _grave(facts))
+        return _begun(facts)
     return None
+
+
+def _begun(facts: Facts) -> int:
+    """The first step that the story or an alarm of the same layer names."""
+    steps = [alarm.since for alarm in _grave(facts)]
+    head = facts.start
+    if head is not None and head.left is not None:
+        steps.append(head.left)
+        steps += [
+            alarm.since
+            for alarm in facts.alarms
+            if alarm.layer == head.layer and alarm.kind in CLOSING and alarm.grade != "note"
+        ]
+    return min(steps)
 
 
 def _broken_headline(facts: Facts) -> str:
@@ -177,9 +195,11 @@ def _ending(facts: Facts) -> list[str]:
         elif crash.kind == "interrupt":
             said.append(f"The run was stopped by hand {at}.")
         elif crash.kind == "signal":
-            said.append(f"The run was terminated from outside (SIGTERM) {at}.")
+            said.append(f"The run was terminated from outside ({crash.signal}) {at}.")
         else:
             said.append(f"The script ended {at} with {sentence(crash.words)}")
+            if PEER.search(crash.words):
+                said.append("Perhaps another rank ended first; then its traceback is in the log.")
     ended = any(crash.kind != "loss" for crash in facts.crashes)
     if facts.state == "silent" and not ended:
         after = "" if facts.last_step is None else f" after step {facts.last_step:,}"
@@ -187,7 +207,7 @@ def _ending(facts: Facts) -> list[str]:
             f"The run stopped writing{after} without a word: killed, out of memory, or the "
             "machine went down."
         )
-    elif facts.state == "running":
+    elif facts.state == "running" and not ended:
         said.append("The run is still being written; this is how it stands now.")
     return said
 

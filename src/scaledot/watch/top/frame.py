@@ -1,7 +1,6 @@
 """One frame: everything that is shown at one moment, as plain data."""
 
 import math
-import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,15 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from scaledot.measure import BANDS, Band
-from scaledot.watch import crash, reading
+from scaledot.watch import crash, reading, silence
 from scaledot.watch.alarms import GRADES, Alarm, as_json
 from scaledot.watch.reading import Phase, Reading, RunAttributes
 from scaledot.watch.top import health
 from scaledot.watch.top.history import Curve, History
 
 WORST = 20  # heads; a terminal shows as many of them as it has room for
-CAUSES = {"interrupt": "hand (Ctrl-C)", "signal": "SIGTERM"}
-SILENT_AFTER = 10.0  # seconds without a commit, or five times the usual, if that is more
+BY_HAND = "hand (Ctrl-C)"
 
 
 @dataclass(frozen=True)
@@ -219,8 +217,9 @@ def _state(history: History, latest: dict[str, Reading], now: float) -> tuple[St
     quiet_for = max(0.0, now - last)
     if segment.ended is not None:
         return "ended", quiet_for
-    since_commit = max(0.0, now - max(segment.seen, last))
-    return ("silent" if since_commit > _patience(history) else "running"), quiet_for
+    tracks = history.tracks[history.first_phase].values()
+    gaps = ([gap.seconds for gap in track.gaps] for track in tracks)
+    return ("silent" if silence.silent(segment, last, gaps, now) else "running"), quiet_for
 
 
 def _cause(attributes: RunAttributes | None) -> str:
@@ -229,8 +228,10 @@ def _cause(attributes: RunAttributes | None) -> str:
     for one in reversed(crashes):
         if one.kind == "exception":
             return one.words
-        if one.kind in CAUSES:
-            return CAUSES[one.kind]
+        if one.kind == "interrupt":
+            return BY_HAND
+        if one.kind == "signal":
+            return one.signal
     return ""
 
 
@@ -243,17 +244,6 @@ def _remedies(attributes: RunAttributes) -> list[str]:
 
 def _since(step: int | None) -> str:
     return ", nothing done so far" if step is None else f" since step {step:,}"
-
-
-def _patience(history: History) -> float:
-    """How long a run may write nothing before it is called silent."""
-    usual = [
-        statistics.median(gap.seconds for gap in track.gaps)
-        for tracks in history.tracks.values()
-        for track in tracks.values()
-        if track.gaps
-    ]
-    return max(SILENT_AFTER, 5 * min(usual)) if usual else 6 * SILENT_AFTER
 
 
 def _every(history: History, phase: Phase) -> int | None:

@@ -10,13 +10,13 @@ import numpy as np
 from scaledot.watch import reading
 from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, Scalar
+from scaledot.watch.silence import GAPS
 from scaledot.watch.store import RunReader, Segment, Series, Step
 from scaledot.watch.store.records import replaced_from
 from scaledot.watch.top import health
 
 POINTS = 512  # of a curve: no terminal draws a finer one
 MEMORY = 2**26  # bytes that the curves of one vital may take
-GAPS = 8
 SHOWN = (reading.LOSS, reading.LEARNING_RATE, reading.STEP_TIME, reading.WATCH_COST)
 
 
