@@ -5,16 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from watch.store_cases import unprivileged
 
 from scaledot import cli
 from scaledot.measure import Vitals
 from scaledot.watch import inside, run
 from scaledot.watch.coverage import Coverage
-from scaledot.watch.reading import Reading
+from scaledot.watch.reading import Phase, Reading
 from scaledot.watch.store import RunReader
 
 SOURCE = Path(run.__file__).parents[2]
@@ -406,6 +408,7 @@ def test_options_reach_the_script():
         (["no-such-program"], "there is no file no-such-program"),
         (["--store", "notes.txt", "script.py"], "notes.txt is not a run of scaledot"),
         (["--store", ".", "script.py"], "is a folder"),
+        (["--store", "notes.txt/run.vitals", "script.py"], "notes.txt is no folder"),
     ],
 )
 def test_mistakes_are_named_before_anything_starts(capsys, arguments, said):
@@ -475,5 +478,52 @@ def test_a_file_that_cannot_be_opened_costs_one_line(folder, capsys):
     assert Path("notes.vitals").read_text() == "notes"
 
 
-def _reading(layer: str) -> Reading:
-    return Reading.of(Vitals.empty((3,)), step=0, layer=layer)
+def test_a_folder_that_cannot_be_written_is_named_before_anything_starts(capsys):
+    _write("script.py", "")
+    # pytest's own folders are closed to others.
+    with tempfile.TemporaryDirectory() as name:
+        closed = Path(name)
+        (closed / "kept.vitals").touch(mode=0o444)
+        closed.chmod(0o555)
+        with unprivileged():
+            for store in ("run.vitals", "deeper/run.vitals", "kept.vitals"):
+                assert cli.main(["run", "--store", str(closed / store), "script.py"]) == 2
+                assert "no right to write" in capsys.readouterr().err
+        closed.chmod(0o755)
+
+
+def test_a_file_that_cannot_be_written_is_not_offered(folder, capsys):
+    Path("notes.txt").write_text("notes")
+    store = inside.LateStore(folder / "notes.txt" / "run.vitals", claim=False, main=True)
+    assert store.write([_reading("a")])
+    store.close()
+    assert "live view" not in capsys.readouterr().err
+
+
+def test_a_file_that_holds_a_run_is_told_to_be_continued_from_0(folder, capsys):
+    for number, said in ((0, False), (1, True)):
+        store = inside.LateStore(folder / "run.vitals", claim=False, main=True)
+        store.write([_reading("a", step) for step in range(3)])
+        store.close()
+        told = "run.vitals holds an earlier start, up to step 2; this one counts from 0"
+        assert (told in capsys.readouterr().err) == said, number
+
+
+def test_an_evaluation_after_the_last_step_is_no_step(folder, capsys):
+    store = inside.LateStore(folder / "run.vitals", claim=False, main=True)
+    store.write([_reading("a", 0), _reading("a", 1)])
+    store.write([_reading("a", 2, "eval")])
+    store.close()
+    assert (store.readings, store.steps) == (3, 2)
+
+
+def test_a_torch_that_is_interrupted_while_it_is_imported_gets_no_line():
+    Path("torch.py").write_text("raise KeyboardInterrupt")
+    _write("script.py", "import torch")
+    plain, watched = _plain("script.py"), _watched("script.py")
+    assert watched.status == plain.status
+    assert "attention" not in watched.err
+
+
+def _reading(layer: str, step: int = 0, phase: Phase = "train") -> Reading:
+    return Reading.of(Vitals.empty((3,)), step=step, layer=layer, phase=phase)

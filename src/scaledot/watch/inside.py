@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from scaledot.watch.alarms import Alarm, overridden
 from scaledot.watch.alarms.telling import Telling
 from scaledot.watch.ranks.files import file_of, rank_here
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
-from scaledot.watch.store import Store, StoreError
+from scaledot.watch.store import RunReader, Store, StoreError
 from scaledot.watch.watch import Watch
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Session:
         self.store.close()
         if self.store.refused or self.watch.silent:
             return  # that was said when it happened, or rank 0 speaks
-        if not self.store.steps:
+        if not self.store.readings:
             # begun: there will be no further step in which attention could be seen.
             self.nothing = str(dataclasses.replace(self.watch.coverage(), begun=True))
         elif self.store.speaks:
@@ -78,11 +79,12 @@ class Session:
         cost = "not known after so few steps" if share is None else f"{share:.2%} of the step time"
         parts = [
             store.coverage,
-            f"{_count(store.readings, 'reading')} in {_count(store.steps, 'step')}",
+            _count(store.readings, "reading")
+            + (f" in {_count(store.steps, 'step')}" if store.steps else " of evaluation"),
             f"own cost {cost}",
             *store.losses(),
             *([summary] if store.telling and (summary := store.telling.summary()) else []),
-            f"see them: scaledot top {shown(store.path)}",
+            *([f"see them: scaledot top {shown(store.path)}"] if store.path.exists() else []),
         ]
         return "; ".join(parts)
 
@@ -105,7 +107,7 @@ class LateStore:
         self.telling: Telling | None = None
         self.coverage = ""
         self.readings = 0
-        self.steps = 0  # that were read
+        self.steps = 0  # of training, that were read
         self.speaks = False
         self._claim, self._main = claim, main
         self.refused = False  # the file could not be opened
@@ -126,7 +128,8 @@ class LateStore:
         if readings:
             self._look_at_coverage({reading.layer for reading in readings})
         self.readings += len(readings)
-        steps = {reading.step for reading in readings if reading.step > self._last_step}
+        trained = {reading.step for reading in readings if reading.phase == "train"}
+        steps = {step for step in trained if step > self._last_step}
         self.steps += len(steps)
         self._last_step = max(steps, default=self._last_step)
         taken = self._store.write(readings, scalars)
@@ -185,17 +188,21 @@ class LateStore:
             # The first reading has come: its model is running.
             model = "" if self.watch is None else self.watch.models()
             attributes = dataclasses.replace(RunAttributes.here(), model=model)
+            held = "" if self._claim else _held(self.path)
             self._store = Store(self.path, attributes)
             # It would close at the exit before the session has handed on its last readings.
             atexit.unregister(self._store.close)
-        except (StoreError, OSError) as error:
+        except (StoreError, sqlite3.Error, OSError) as error:
             self.refused = True
             say(f"nothing is kept: {error}")
             return
         for name, value in self._notes.items():
             self._store.note(name, value)
         if self.speaks:
-            say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
+            if not self._store.broken:  # the store itself has told that
+                say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
+                if held:
+                    say(held)
             for line in self._lines:
                 say(line)
         self._lines.clear()
@@ -224,6 +231,17 @@ def shown(path: Path) -> str:
     """As short as it can be typed here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _held(path: Path) -> str:
+    """What the user should know who continues a file."""
+    last = RunReader(path).latest() if path.exists() and path.stat().st_size else None
+    if last is None:
+        return ""
+    return (
+        f"{shown(path)} holds an earlier start, up to step {last.step:,}; this one counts from 0, "
+        "and its steps take the place of those"
+    )
 
 
 def _claimed(path: Path) -> Path:

@@ -51,9 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="FILE",
-        help="where the vitals go; a run that is there already is continued, and steps that come "
-        "again take the place of the old ones (default: a new file here, named after the script "
-        "and the time)",
+        help="where the vitals go (default: a new file here, named after the script and the time). "
+        "A file that holds a run already is continued: every start counts its steps from 0, and "
+        "steps that come again take the place of the old ones. A training that resumes from a "
+        "checkpoint is better given a file of its own, or TrainerCallback or LightningCallback, "
+        "which know its step",
     )
     parser.add_argument(
         "--replace",
@@ -121,6 +123,7 @@ def launch_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Launc
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("Python was started with -I, -E or -S; start it without these")
     store = args.store or Path(_default_name(command[0]))
+    _refuse_unwritable(store)
     _refuse_foreign(store)
     overridden(args.alarm or ())
     _check_remedy(args.remedy, args.dry_run)
@@ -192,6 +195,16 @@ def _refuse_foreign(store: Path) -> None:
         RunReader(store)
     except StoreError as error:
         raise ValueError(str(error)) from None
+
+
+def _refuse_unwritable(store: Path) -> None:
+    store = store.absolute()
+    place = next(path for path in (store, *store.parents) if os.path.exists(path))
+    if place != store and not place.is_dir():
+        raise ValueError(f"cannot write {store}: {place} is no folder; give another --store FILE")
+    effective = os.access in os.supports_effective_ids
+    if not os.access(place, os.W_OK, effective_ids=effective):
+        raise ValueError(f"cannot write {store}: no right to write {place}; give --store FILE")
 
 
 def _steps(text: str) -> int:

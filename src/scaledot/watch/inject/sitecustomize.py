@@ -21,8 +21,9 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 class AfterTorch(importlib.abc.MetaPathFinder):
     """Calls `begin` when the import of torch has ended, before its importer goes on."""
 
-    def __init__(self, begin):
+    def __init__(self, begin, broken):
         self.begin = begin
+        self.broken = broken
         self.looking = False
 
     def find_spec(self, fullname, path, target=None):
@@ -38,7 +39,11 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module):
-            execute(module)
+            try:
+                execute(module)
+            except BaseException:  # Ctrl-C, or a torch that cannot be loaded: Python says it all
+                self.broken()
+                raise
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self.begin()
@@ -61,6 +66,9 @@ class Start:
         except Exception as error:  # whatever it is, the script runs as if we were not here
             self.failed = True
             say(f"not watching: {type(error).__name__}: {error} (in {sys.executable})")
+
+    def broken(self):
+        self.failed = True
 
     def end(self):
         """Runs after the session's own end: what was registered first comes last."""
@@ -110,6 +118,6 @@ if OPTIONS in os.environ:
     if "torch" in sys.modules:  # by a .pth file of somebody's
         start.begin()
     else:
-        sys.meta_path.insert(0, AfterTorch(start.begin))
+        sys.meta_path.insert(0, AfterTorch(start.begin, start.broken))
 if __name__ == "sitecustomize":
     step_aside()
