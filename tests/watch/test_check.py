@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import os
 import pickle
 import shlex
 import shutil
@@ -328,6 +329,18 @@ def test_a_tokenizer_that_knows_no_word_is_refused(capsys, folder):
 def test_the_folder_around_the_model_leads_to_it(capsys):
     said = _refused(capsys, MINILM.parent)
     assert f"did you mean: scaledot check {MINILM}" in said
+
+
+@pytest.mark.parametrize("times", [(1, 2, 3), (1, 1, 1), (9, 1, 10)], ids=str)
+def test_of_several_checkpoints_the_newest_is_suggested(capsys, tmp_path, times):
+    for number, time in zip((9, 80, 95), times, strict=True):
+        checkpoint = tmp_path / f"checkpoint-{number}"
+        checkpoint.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (checkpoint / name).touch()
+            os.utime(checkpoint / name, (time, time))
+    said = _refused(capsys, tmp_path)
+    assert f"did you mean: scaledot check {tmp_path / 'checkpoint-95'}" in said
 
 
 def test_a_file_leads_to_its_folder(capsys):

@@ -412,6 +412,18 @@ def test_evaluation_is_shown_where_there_is_no_training(tmp_path, capsys):
     assert "no training step was read" in capsys.readouterr().out
 
 
+def test_evaluation_is_shown_without_the_loss_and_the_cadence_of_something_else(tmp_path):
+    steps = [[_reading(step, "a", 2)] for step in range(41)]
+    evaluations = [[_reading(step, "a", 2, phase="eval")] for step in (0, 20, 40)]
+    scalars = [Scalar(40, "loss", 3.0), Scalar(40, "watch_cost", 0.01)]
+    path = _run(tmp_path / "r.vitals", *steps, *evaluations, scalars=scalars)
+    frame = frame_of(History(path), "passes", "eval")
+    assert (frame.every, frame.scalars, frame.cost) == (1, {}, 0.01)
+    shown = [line.plain for line in picture.draw(frame, 120, 24)]
+    assert "loss" not in shown[0]
+    assert any("reads every step" in line for line in shown)
+
+
 def test_the_newest_run_is_found_and_of_its_ranks_the_first(tmp_path):
     for name, age in (("old", 100), ("new", 1), ("new.rank1", 0), ("new.rank10", 0)):
         path = tmp_path / f"{name}.vitals"

@@ -224,6 +224,15 @@ def test_a_watch_that_was_removed_says_so_and_is_not_entered_again():
         pass
 
 
+@pytest.mark.parametrize("wrong", [{"replace": "yes"}, {"on_alarm": 3}], ids=str)
+def test_arguments_of_another_kind_are_refused_at_once(wrong):
+    before = everything_that_is_patched()
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"{name} is .*; give"):
+        Watch(TinyGPT(layers=1), **wrong)
+    assert everything_that_is_patched() == before
+
+
 def test_model_is_not_kept_alive():
     model = TinyGPT()
     weak = weakref.ref(model)

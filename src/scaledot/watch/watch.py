@@ -94,6 +94,10 @@ class Watch:
                 f"model is a {type(model).__name__}; give an nn.Module, or nothing to watch every "
                 f"attention of the process"
             )
+        if not isinstance(replace, bool):
+            raise TypeError(f"replace is {replace!r}; give True or False")
+        if on_alarm is not None and not callable(on_alarm):
+            raise TypeError(f"on_alarm is {on_alarm!r}; give a function that takes an Alarm")
         self.model, self.replace = model, replace
         self.cadence = Cadence(1 if replace and every is None else every, budget)
         self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)

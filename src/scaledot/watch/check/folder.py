@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,11 +49,18 @@ def _refuse_what_is_no_model(folder: Path) -> None:
     ]
     inside = [path for path in inside if _weights(path) or _pickles(path)]
     hint = (
-        f"did you mean: scaledot check {shlex.quote(str(sorted(inside)[0]))}"
+        f"did you mean: scaledot check {shlex.quote(str(max(inside, key=_age)))}"
         if inside
         else "give a folder that model.save_pretrained(FOLDER) wrote"
     )
     raise CannotRead(f"there is no config.json in {folder}; {hint}")
+
+
+def _age(folder: Path) -> tuple[float, int, str]:
+    """The largest is the newest: by its time, of equal ones by the number in its name."""
+    numbers = re.findall(r"\d+", folder.name)
+    time = (folder / "config.json").stat().st_mtime
+    return time, int(numbers[-1]) if numbers else -1, folder.name
 
 
 def _refuse_pickle(folder: Path) -> None:

@@ -83,6 +83,8 @@ def frame_of(
     steps = [one.step for one in latest.values()]
     if phase == "train" and steps:  # the last steps of a run may have no reading
         steps += [scalar.step for scalar in history.scalars.values()]
+    elif phase == "eval":  # the loss is that of training
+        scalars = {n: value for n, value in scalars.items() if n == reading.WATCH_COST}
     return Frame(
         path=str(history.path),
         command="" if attributes is None else " ".join(attributes.command),
@@ -99,7 +101,7 @@ def frame_of(
         worst=_worst_heads(history, phase, vital, rows),
         coverage="" if attributes is None else str(attributes.more.get("coverage", "")),
         cost=scalars.pop(reading.WATCH_COST, None),
-        every=_every(history, phase),
+        every=_every(history),
         dropped=sum(segment.dropped for segment in history.segments),
         remedies=[] if attributes is None else _remedies(attributes),
         scalars=scalars,
@@ -246,7 +248,8 @@ def _since(step: int | None) -> str:
     return ", nothing done so far" if step is None else f" since step {step:,}"
 
 
-def _every(history: History, phase: Phase) -> int | None:
-    """The last gap. Of the first two steps nothing follows: they are always read."""
-    gaps = [track.gaps for track in history.tracks[phase].values() if track.gaps]
+def _every(history: History) -> int | None:
+    """The last gap. Of the first two steps nothing follows: they are always read. What lies between
+    two evaluations is the script's matter."""
+    gaps = [track.gaps for track in history.tracks["train"].values() if track.gaps]
     return min((gap[-1].steps for gap in gaps if len(gap) > 1 or gap[-1].steps > 1), default=None)
