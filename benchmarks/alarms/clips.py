@@ -39,7 +39,11 @@ class Clip:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         """A remedy that fails in a run is logged, and training goes on; a label needs to know."""
         logging.getLogger("scaledot.watch").removeHandler(self._failed)
-        if error is None and self._installed is not None and (said := self._why_not_held()):
+        if self._installed is None:
+            return
+        said = self._why_not_held()
+        self._installed.remove()  # or it would look at every attention of this process
+        if error is None and said:
             raise RuntimeError(f"the twin's scores were not held: {said}")
 
     def _why_not_held(self) -> str:
