@@ -69,7 +69,7 @@ def serving(run: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
-            yield process.stdout.readline().strip()
+            yield process.stdout.readline().strip().partition("#")[0]
         finally:
             process.terminate()
 

@@ -150,7 +150,7 @@ def monitored_run(tmp_path: Path) -> Iterator["WrittenRun"]:
 
 @contextlib.contextmanager
 def running_lab(*arguments: str) -> Iterator[str]:
-    """`scaledot lab` in a process of its own, as for a person; gives its address."""
+    """`scaledot lab` in a process of its own, as for a person; gives its address, no state."""
     with subprocess.Popen(
         [*LAB, "--no-browser", *arguments],
         stdout=subprocess.PIPE,
@@ -163,7 +163,7 @@ def running_lab(*arguments: str) -> Iterator[str]:
             assert process.stderr
             line = process.stdout.readline()
             assert line.startswith("http://127.0.0.1:"), f"{line!r} {process.stderr.read()}"
-            yield line.strip()
+            yield line.strip().partition("#")[0]
         finally:
             process.terminate()
 
