@@ -2,7 +2,7 @@
 
 Where it errs on a CPU (torch 2.13), this backend refuses: a NaN query over fewer than 16 keys comes
 out as zeros; hidden keys and values that are not finite leak into the rows that cannot see them;
-causal with a scale of zero or below is NaN.
+causal with a scale of zero or below is NaN; gradients lose their digits far from logits of 0.
 
 On a GPU it serves short sequences on Hopper, where cuDNN is done before our kernel, and only
 shapes that leave cuDNN no padding: its padded tiles, odd strides and misaligned addresses are where
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scaledot.backends.layout import is_regular
+from scaledot.backends.logit_bound import TORCH_IS_RIGHT_TO, within
 from scaledot.measure import Result
 from scaledot.problem import FLOAT_TYPES, Problem, is_dense
 
@@ -68,7 +69,7 @@ def refuses(problem: Problem) -> str | None:
         return _gpu_reason(query, key, value, settings.scale)
     if not query.is_cpu:
         return f"its kernels for {query.device.type} are not vetted"
-    return _data_reason(query, key, value, settings.right is not None)
+    return _data_reason(query, key, value, settings.scale, settings.right is not None)
 
 
 def how(problem: Problem) -> str:
@@ -101,7 +102,7 @@ def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor 
         or not (query.stride(3) == key.stride(3) == value.stride(3) == 1)
         or torch.is_autocast_enabled("cpu")
         or torch._C._are_functorch_transforms_active()
-        or _data_reason(query, key, value, causal) is not None
+        or _data_reason(query, key, value, shape[3] ** -0.5, causal) is not None
     ):
         return None
     return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
@@ -121,21 +122,26 @@ def _is_plain_causal(problem: Problem) -> bool:
     return settings.right == 0 and settings.scale > 0.0 and (square or not settings.bottom_right)
 
 
-def _data_reason(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> str | None:
+def _data_reason(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
+) -> str | None:
     """Some errors depend on the data: look at no more of it than the error needs."""
     short = key.shape[-2] < VECTOR_KEYS
+    differentiated = torch.is_grad_enabled() and _needs_gradient(query, key, value)
     if not causal:
         total = query.sum().item() if short else 0.0
-    elif short or (torch.is_grad_enabled() and _needs_gradient(query, key, value)):
+    elif short or differentiated:
         if query.shape == key.shape == value.shape:  # one look at all three
             total = torch.addcmul(value, query, key).sum().item()
         else:
             total = query.sum().item() + key.sum().item() + value.sum().item()
     else:
         total = value.sum().item()
-    if -math.inf < total < math.inf:
-        return None
-    return "NaN or inf in the inputs: its kernel would hide or spread it"
+    if not -math.inf < total < math.inf:
+        return "NaN or inf in the inputs: its kernel would hide or spread it"
+    if differentiated and not within(query, key, scale, TORCH_IS_RIGHT_TO):
+        return "logits may lie far from 0, where its gradients lose their digits"
+    return None
 
 
 def _gpu_reason(query: Tensor, key: Tensor, value: Tensor, scale: float) -> str | None:

@@ -1,26 +1,64 @@
-"""Gradients by the same tiles, the probabilities computed anew from the saved lse.
+"""Compute the gradients by the same tiles as the forward pass, probabilities computed anew.
 
-With P = e^(a - lse), delta_i = dO_i . O_i and dA = P (dO V^T - delta):
+With P the softmax, dP = dO V^T, delta_i = sum_j P_ij dP_ij and dA = P (dP - delta):
 
     dV = P^T dO      dS = dA (1 - (c / cap)^2) where there is a cap
     dQ = scale dS K      dK = dS^T (scale Q)      dscale_h = sum_i q_i . (dS K)_i
     dbias = dA, summed over what was broadcast      dsink_h = -sum_i p_sink,i delta_i
 
-Where logits lie far from 0 their lse has too few digits for P: there the row sums are taken anew.
+The rows of P must sum to 1 and those of dA to 0, or what keys have in common does not cancel in dQ
+and dscale. So P and delta come from the logits of this pass: those of the forward pass were rounded
+in another order, and P = e^(a - lse), delta = dO . O would keep the difference. Where a block of
+rows fits one tile of keys this costs nothing. Where it takes several, the row sums need a pass of
+their own, which is made only where logits may lie far enough from 0 for the difference to count.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from scaledot.backends.cpu import additive
 from scaledot.backends.cpu.dropout import Dropout
-from scaledot.backends.cpu.flash import FAR
 from scaledot.backends.cpu.logits import Plan, Tile
-from scaledot.backends.cpu.tiles import Block
+from scaledot.backends.cpu.reach import Reach
+from scaledot.backends.cpu.rows import finite_pivot
+from scaledot.backends.cpu.tiles import KEYS, Block
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.problem import Settings
+
+# e^(a - lse) of float32 is right to FAR * 2^-24, about 2e-6, up to logits of this size.
+FAR = 32.0
+
+
+class RowSoftmax(NamedTuple):
+    """The softmax of a block's rows: p = e^(a - pivot) / total.
+
+    Each is [batch, groups, repeats, rows, 1]; a pivot of -inf: no key was seen yet. delta is the
+    mean of dP under p, so that the rows of p (dP - delta) sum to 0.
+    """
+
+    pivot: Tensor
+    total: Tensor
+    delta: Tensor
+
+    @property
+    def finite_pivot(self) -> Tensor:
+        return finite_pivot(self.pivot, -math.inf)
+
+    def with_tile(
+        self, plan: Plan, arguments: Tensor, grad_p: Tensor
+    ) -> tuple["RowSoftmax", Tensor]:
+        """Take in one more tile of the rows; return its e^(a - pivot) too."""
+        pivot = torch.maximum(self.pivot, arguments.amax(-1, keepdim=True))
+        finite = finite_pivot(pivot, -math.inf)
+        weights = plan.exponentials_of(arguments.sub_(finite))
+        before = (self.pivot - finite).exp_() * self.total  # 0 where no key was seen
+        total = before + weights.sum(-1, keepdim=True)
+        total.masked_fill_(total == 0.0, 1.0)
+        delta = (before * self.delta + (weights * grad_p).sum(-1, keepdim=True)) / total
+        return RowSoftmax(pivot, total, delta), weights
 
 
 def backward(
@@ -32,7 +70,7 @@ def backward(
     wanted: Wanted,
     whole: bool = True,
 ) -> Gradients:
-    """whole: lse is of these keys, not of more of them elsewhere."""
+    """Return the gradients; whole=False: lse and out are of more keys than these."""
     plan = Plan(inputs, settings)
     work = _Work(plan, grad_out, out, lse, wanted, whole)
     for block in plan.blocks():
@@ -52,16 +90,15 @@ class _Work:
     ) -> None:
         inputs, dtype = plan.inputs, plan.dtype
         assert inputs.value is not None
-        self.plan, self.wanted = plan, wanted
+        self.plan, self.wanted, self.whole = plan, wanted, whole
         lse = plan.by_group(lse.unsqueeze(-1))  # [B, G, repeats, Q, 1]
         blind = lse == -math.inf  # rows that see no key pass nothing on, whatever comes in
         self.blind, self.lse = blind, lse.masked_fill(blind, 0.0)
-        self.rest: Tensor | None = None  # what ln of the row's sum is beyond lse
-        if whole and bool((self.lse.abs() > FAR).any()):
-            self.rest = torch.zeros_like(self.lse)
         self.grad_out = plan.by_group(grad_out).to(dtype).masked_fill(blind, 0.0)
         self.delta = (self.grad_out * plan.by_group(out).to(dtype)).sum(-1, keepdim=True)
         self.delta.masked_fill_(blind, 0.0)
+        self.far = whole and plan.keys > KEYS and self._may_be_far()
+        self.grad_sinks = torch.zeros_like(self.lse) if wanted.sinks else None
         # A row may be broken by its logits, by a value or by its gradient.
         self.fragile = plan.hides_pairs and not math.isfinite(self.lse.sum() + self.delta.sum())
         # In the products of gradients a hidden entry meets a 0, and 0 * NaN is NaN. Rows that do
@@ -87,34 +124,43 @@ class _Work:
             self.grad_mask = torch.zeros(inputs.mask.shape, dtype=dtype)
             self.grad_mask_view = plan.by_group(self.grad_mask)
 
+    def _may_be_far(self) -> bool:
+        """Tell whether e^(a - lse) may be off: a logit is rounded as the products it sums."""
+        near = Reach(self.plan).bound <= FAR and self.lse.abs().amax().item() <= FAR
+        return not near  # NaN is far
+
     def add_block(self, block: Block) -> None:
         plan = self.plan
         query = plan.query_rows(block)
         rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
         grad_out = self.grad_out[rows].reshape(query.shape[0], query.shape[1], -1)
-        lse, delta, rest = self.lse[rows], self.delta[rows], None
-        if self.rest is not None:
-            rest = self.rest[rows]
-            rest.copy_(self._rest_of(query, block, lse))
+        tiles = list(plan.tiles(block))
+        softmax = self._known_softmax(query, block, tiles, grad_out)
         dropout = Dropout(plan, block)
-        for tile in plan.tiles(block):
+        for tile in tiles:
             scores = plan.scores_of(query, tile)
             raw = None
             if self.wants_raw:
                 raw = plan.unscaled_scores(query, tile)
                 tile.hide(raw, 0.0)
-            probability, slope = self._probabilities(scores, tile, lse, rest)
-            values = plan.take_keys(self.clean_value, block, tile.key, tile.key_end)
-            grad_p = torch.bmm(grad_out, values.transpose(1, 2))
-            flat, grad_p = grad_p.shape, grad_p.view(scores.shape)
-            keep = dropout.keep(probability)
-            used = probability
+            slope = self._slope(scores, tile)
+            plan.make_arguments(scores, tile)
+            grad_p = self._grad_p(grad_out, tile).view(scores.shape)
+            keep = dropout.keep(grad_p)
             if keep is not None:
-                used = probability * keep
                 grad_p.mul_(keep)
+            if softmax is None:
+                softmax, weights = self._only_sinks(block).with_tile(plan, scores, grad_p)
+            else:
+                weights = plan.exponentials_of(scores.sub_(softmax.finite_pivot))
+            probability = weights.div_(softmax.total)
+            if self.fragile:
+                tile.hide(probability, 0.0)
+            used = probability if keep is None else probability * keep
             keys = (block.batch, block.groups, slice(tile.key, tile.key_end))
+            flat = (query.shape[0], query.shape[1], tile.key_end - tile.key)
             _add(self.grad_value[keys], torch.bmm(used.reshape(flat).mT, grad_out))
-            grad_scores = grad_p.sub_(delta).mul_(probability)
+            grad_scores = grad_p.sub_(softmax.delta).mul_(probability)
             if self.fragile:  # a broken row's NaN stays with the keys that the row sees
                 tile.hide(grad_scores, 0.0)
             if self.grad_mask is not None:
@@ -124,62 +170,85 @@ class _Work:
             if raw is not None:
                 self.grad_scale[rows] += raw.mul_(grad_scores).sum(-1)
             pass_on = self._add_dot if plan.inputs.weight is None else self._add_additive
-            pass_on(grad_scores, flat, tile, rows, keys)
+            pass_on(grad_scores.view(flat), tile, rows, keys)
+        if self.grad_sinks is not None and softmax is not None:
+            off = (self._sinks(block) - softmax.finite_pivot).exp_() / softmax.total
+            self.grad_sinks[rows] = -off * softmax.delta
 
-    def _add_dot(
-        self, grad: Tensor, flat: torch.Size, tile: Tile, rows: tuple, keys: tuple
-    ) -> None:
+    def _known_softmax(
+        self, query: Tensor, block: Block, tiles: list[Tile], grad_out: Tensor
+    ) -> RowSoftmax | None:
+        """Return what is known of the rows in advance; None where their only tile tells it."""
+        rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
+        if not self.whole or (len(tiles) > 1 and not self.far):
+            lse = self.lse[rows]
+            return RowSoftmax(lse, torch.ones_like(lse), self.delta[rows])
+        if len(tiles) == 1:
+            return None
+        plan, softmax, dropout = self.plan, self._only_sinks(block), Dropout(self.plan, block)
+        for tile in tiles:
+            scores = plan.scores_of(query, tile)
+            plan.make_arguments(scores, tile)
+            grad_p = self._grad_p(grad_out, tile).view(scores.shape)
+            keep = dropout.keep(grad_p)
+            softmax, _ = softmax.with_tile(plan, scores, grad_p if keep is None else grad_p * keep)
+        return softmax
+
+    def _only_sinks(self, block: Block) -> RowSoftmax:
+        """Return the rows' softmax before any key: over their learned sinks, which have no value.
+
+        delta starts at 0; at NaN for rows whose output or gradient is not finite, since the values
+        that tell so were taken out of the products.
+        """
+        sinks = self._sinks(block)
+        rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
+        return RowSoftmax(sinks, torch.ones_like(sinks), self.delta[rows] * 0.0)
+
+    def _sinks(self, block: Block) -> Tensor:
+        """Return the logit of each row's learned sink, -inf where there is none."""
+        rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
+        like = self.lse[rows]
+        if self.plan.inputs.sinks is None:
+            return torch.full_like(like, -math.inf)
+        return self.plan.take_sinks(block).unsqueeze(-1).expand_as(like)
+
+    def _grad_p(self, grad_out: Tensor, tile: Tile) -> Tensor:
+        """Compute dP = dO V^T of a tile, [heads, rows, keys]."""
+        values = self.plan.take_keys(self.clean_value, tile.block, tile.key, tile.key_end)
+        return torch.bmm(grad_out, values.transpose(1, 2))
+
+    def _slope(self, scores: Tensor, tile: Tile) -> Tensor | None:
+        """Return the cap's derivative where there is a cap."""
+        cap = self.plan.settings.softcap
+        if not cap:
+            return None
+        slope = 1.0 - (scores / cap).tanh_().square_()
+        if self.plan.hides_pairs:
+            tile.hide(slope, 0.0)
+        return slope
+
+    def _add_dot(self, grad: Tensor, tile: Tile, rows: tuple, keys: tuple) -> None:
         """Through s = scale q.k; the query's gradient is kept without the scale."""
         plan, block = self.plan, tile.block
         clean_query = self.clean_query[rows].to(plan.dtype) * plan.take_factor(block)
         clean_keys = plan.take_keys(self.clean_key, block, tile.key, tile.key_end)
-        _add(self.grad_query[rows], torch.bmm(grad.view(flat), clean_keys))
-        clean_query = clean_query.reshape(flat[0], flat[1], -1)
-        _add(self.grad_key[keys], torch.bmm(grad.view(flat).mT, clean_query))
+        _add(self.grad_query[rows], torch.bmm(grad, clean_keys))
+        clean_query = clean_query.reshape(grad.shape[0], grad.shape[1], -1)
+        _add(self.grad_key[keys], torch.bmm(grad.mT, clean_query))
 
-    def _add_additive(
-        self, grad: Tensor, flat: torch.Size, tile: Tile, rows: tuple, keys: tuple
-    ) -> None:
+    def _add_additive(self, grad: Tensor, tile: Tile, rows: tuple, keys: tuple) -> None:
         """Through s = scale weight . tanh(q + k)."""
         plan, block = self.plan, tile.block
         query = plan.query_rows(block)
         keys_here = plan.take_keys(plan.inputs.key, block, tile.key, tile.key_end)
-        scaled = grad.mul_(plan.take_factor(block)).view(flat)
+        scaled = grad.view(*self.grad_query[rows].shape[:-1], -1).mul_(plan.take_factor(block))
+        scaled = scaled.view(grad.shape)
         found = additive.gradients(scaled, query, keys_here, plan.take_weight(block))
         _add(self.grad_query[rows], found.query)
         _add(self.grad_key[keys], found.keys)
         if self.wanted.weight:
             each = found.weight.view(*self.grad_query[rows].shape[:3], -1, plan.width).sum(3)
             self.grad_weight[rows[:3]] += each
-
-    def _probabilities(
-        self, scores: Tensor, tile: Tile, lse: Tensor, rest: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """p of the tile (before dropout), and the cap's derivative where there is a cap."""
-        plan, cap, slope = self.plan, self.plan.settings.softcap, None
-        if cap:
-            slope = 1.0 - (scores / cap).tanh_().square_()
-            if plan.hides_pairs:
-                tile.hide(slope, 0.0)
-        plan.make_arguments(scores, tile)
-        scores.sub_(lse)
-        if rest is not None:
-            scores.sub_(rest)
-        probability = plan.exponentials_of(scores)
-        if self.fragile:
-            tile.hide(probability, 0.0)
-        return probability, slope
-
-    def _rest_of(self, query: Tensor, block: Block, lse: Tensor) -> Tensor:
-        """ln of sum e^(a - lse) over keys and sink; 0 for rows that see nothing or are broken."""
-        plan, rest = self.plan, torch.full_like(lse, -math.inf)
-        if plan.inputs.sinks is not None:
-            rest = plan.take_sinks(block).unsqueeze(-1) - lse
-        for tile in plan.tiles(block):
-            scores = plan.scores_of(query, tile)
-            plan.make_arguments(scores, tile)
-            rest = torch.logaddexp(rest, scores.sub_(lse).logsumexp(-1, keepdim=True))
-        return rest.masked_fill(~torch.isfinite(rest), 0.0)
 
     def _add_mask(self, grad_scores: Tensor, tile: Tile) -> None:
         part = self.plan.take(self.grad_mask_view, tile.block)
@@ -202,10 +271,8 @@ class _Work:
             )
         if self.wanted.sinks:
             assert inputs.sinks is not None
-            sinks = plan.by_group(inputs.sinks.to(plan.dtype).unsqueeze(-1).unsqueeze(-1))
-            off = sinks - self.lse
-            off = (off if self.rest is None else off - self.rest).exp().masked_fill(self.blind, 0.0)
-            each = -(off * self.delta).sum((-1, -2)).flatten(1)
+            assert self.grad_sinks is not None
+            each = self.grad_sinks.masked_fill(self.blind, 0.0).sum((-1, -2)).flatten(1)
             grad_sinks = each.sum_to_size(inputs.sinks.shape)
         if self.wanted.weight:
             assert inputs.weight is not None

@@ -1,17 +1,16 @@
-"""torch's own CPU flash backward, fed with our (out, lse), where it is right."""
+"""Run torch's own CPU flash backward on our (out, lse), where it is right."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from scaledot.backends import logit_bound
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
-FAR = 1e3  # p = e^(a - lse) has the digits of lse behind the point: beyond this, too few
 
-
-def can_serve_backward(inputs: Inputs, settings: Settings, lse: Tensor) -> bool:
+def can_serve_backward(inputs: Inputs, settings: Settings) -> bool:
     """Plain or causal, one key head a query head, finite and not far from 0: what it gets right."""
     query, key, value = inputs.query, inputs.key, inputs.value
     causal = settings.right == 0 and (not settings.bottom_right or query.shape[-2] == key.shape[-2])
@@ -27,7 +26,7 @@ def can_serve_backward(inputs: Inputs, settings: Settings, lse: Tensor) -> bool:
         and query.shape[1] == key.shape[1]
         and query.shape[-1] == value.shape[-1]
         and all(size > 0 for size in (*query.shape, *key.shape))
-        and lse.abs().amax().item() <= FAR
+        and logit_bound.within(query, key, settings.scale, logit_bound.TORCH_IS_RIGHT_TO)
         and all(math.isfinite(tensor.sum().item()) for tensor in (key, value))
     )
 

@@ -29,7 +29,7 @@ def _backward(
     wanted: Wanted,
     whole: bool = True,
 ) -> Gradients:
-    if not any(wanted) and flash.can_serve_backward(inputs, settings, lse):
+    if not any(wanted) and flash.can_serve_backward(inputs, settings):
         grads = flash.backward(inputs, settings, grad_out, out, lse)
         return Gradients(*grads, *[None] * len(wanted))
     return run_backward(inputs, settings, grad_out, out, lse, wanted, whole)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.cpu.logits import Plan
+from scaledot.backends.logit_bound import bound_of_scores, row_norms
 from scaledot.measure import root_mean_square
 
 # e^(2 * 30) times 2^40 keys, and e^(-2 * 30), are far inside float32: up to here the exponentials
@@ -20,9 +21,9 @@ class Reach:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.query_norms = _norms(plan.inputs.query.to(plan.dtype))  # [B, H, Q]
-        self.key_norms = _norms(plan.inputs.key.to(plan.dtype))  # [B, G, K]
-        bound = self._bound()  # NaN or inf where q or k is not finite, or may overflow
+        self.query_norms = row_norms(plan.inputs.query.to(plan.dtype))  # [B, H, Q]
+        self.key_norms = row_norms(plan.inputs.key.to(plan.dtype))  # [B, G, K]
+        self.bound = bound = self._bound()  # NaN or inf where q or k is not finite or overflows
         self.pivot_free = bound <= SAFE_LOGIT and not plan.biased  # a cap only shrinks
         # What hides a pair from the softmax: finite where no logit comes near it, because then
         # e^a * a is 0 for a hidden pair, not NaN.
@@ -34,17 +35,16 @@ class Reach:
         self.gram = dot and single and plan.mask is None and math.isfinite(bound)
 
     def _bound(self) -> float:
+        plan, weight = self.plan, self.plan.inputs.weight
+        if weight is None:
+            return bound_of_scores(self.query_norms, self.key_norms, plan.factor)
         if not (self.query_norms.numel() and self.key_norms.numel()):
             return 0.0
-        query, key = self.query_norms.amax().item(), self.key_norms.amax().item()
-        factor = self.plan.factor
-        if isinstance(factor, Tensor):
-            factor = factor.abs().amax().item()
-        weight = self.plan.inputs.weight
-        if weight is not None:  # |w . tanh| <= |w|_1, if no entry is NaN or inf
-            largest = weight.to(self.plan.dtype).abs().sum(-1).amax().item()
-            return largest * abs(factor) if math.isfinite(query * key) else math.inf
-        return query * key * abs(factor)
+        if not math.isfinite(bound_of_scores(self.query_norms, self.key_norms, 1.0)):
+            return math.inf
+        factor = plan.factor.abs().amax().item() if isinstance(plan.factor, Tensor) else plan.factor
+        largest = weight.to(plan.dtype).abs().sum(-1).amax().item()  # no |w . tanh| exceeds |w|_1
+        return largest * abs(factor)
 
     def key_rms(self) -> tuple[Tensor, Tensor]:
         """Root mean square of the keys within their lengths, and how many entries: [B, H], of a
@@ -63,11 +63,3 @@ class Reach:
                 plan.inputs.key[batch, :, keys], self.key_norms[batch, :, keys]
             )
         return rms.repeat_interleave(plan.repeats, 1), entries.repeat_interleave(plan.repeats, 1)
-
-
-def _norms(rows: Tensor) -> Tensor:
-    """|x| of each row; in float64 where squares would be too small for the compute type."""
-    norms = torch.linalg.vector_norm(rows, dim=-1).contiguous()
-    if norms.numel() and norms.amax().item() < 1e-15:
-        norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).to(rows.dtype)
-    return norms
