@@ -282,14 +282,16 @@ def test_a_round_goes_there_and_back(monkeypatch):
     assert found["cpu"]["a"].tolist() == [1.0, 1.0]  # the lower quartile of 1, 5, 1, 5
 
 
-def test_the_cadence_is_counted_in_whole_cycles(monkeypatch, tmp_path):
+def test_the_cadence_is_that_of_the_long_run(monkeypatch, tmp_path):
     monkeypatch.setattr(turns, "Watch", lambda model, store: _Every(7))
     assert turns.chosen_cadence(_Counting(TINY), tmp_path / "run.vitals", 300) == 7
+    assert _Every.running.step_number < 300
 
 
 def test_a_watch_that_hardly_looks_is_not_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(turns, "Watch", lambda model, store: _Every(300))
     assert turns.chosen_cadence(_Counting(TINY), tmp_path / "run.vitals", 30) == 300
+    assert _Every.running.step_number == 30
 
 
 def test_a_cpu_is_timed_with_one_thread():
@@ -354,12 +356,12 @@ class _Every:
     running: "_Every"
 
     def __init__(self, every: int) -> None:
-        self.every, self.step_number, self.cadence = every, 0, self
+        self.steady_every, self.step_number, self.cadence = every, 0, self
         _Every.running = self
 
     @property
     def due(self) -> bool:
-        return self.step_number < 2 or self.step_number % self.every == 0
+        return self.step_number < 2 or self.step_number % self.steady_every == 0
 
     def __enter__(self) -> "_Every":
         return self

@@ -1,4 +1,9 @@
-"""How often the watch looks: its own cost, held against the time of a step."""
+"""Decide which steps the watch reads: early ones often, later ones as its cost allows.
+
+A training goes wrong early, so a run is read in a geometric pace first: at least every 3 % of its
+steps so far, for as long as a small allowance of time lasts. Beyond that the cost of a reading,
+held against the time of a step, sets a steady interval.
+"""
 
 import math
 import time
@@ -15,13 +20,23 @@ REMEMBERED = 9  # steps and samples whose median is believed; an evaluation in b
 AIM = 0.5
 RAREST = 10_000  # steps between two samples, however dear a sample is
 
+# The early readings. Their allowance is a share of the time of the first steps or some seconds,
+# whichever is more; a budget below 1 % shrinks it. The seconds become free from doubling to
+# doubling of the steps, so that dear readings fall on steps such as 0, 1, 2, 4, 8.
+EARLY_PACE = 0.03  # of the steps so far
+EARLY_STEPS = 1000
+EARLY_SHARE = 0.04
+EARLY_SECONDS = 0.75
+USUAL_BUDGET = 0.01
+
 
 class Cadence:
-    """Says which steps are due, so that the watch takes at most `budget` of the step time.
+    """Decide which steps are due, so that the watch soon takes at most `budget` of the step time.
 
-    every: obeyed as it is, whatever it costs. None: the first two steps, then as the budget allows.
-    The first sample pays for what is loaded and built once; it is shown as `startup` and not
-    charged. What a call costs that is not due (one comparison) is not counted.
+    every: obeyed as it is, whatever it costs. None: the first two steps, then the early pace while
+    its allowance lasts, then as the budget allows. The first sample pays for what is loaded and
+    built once; it is shown as `startup` and not charged. What a call costs that is not due (one
+    comparison) is not counted.
     """
 
     def __init__(
@@ -51,7 +66,9 @@ class Cadence:
         self.startup = 0.0  # seconds that the first sample took
         self._step_time: float | None = None
         self._spent = 0.0  # in this step
-        self._charged = self._elapsed = 0.0  # since the first sample
+        self._charged = self._elapsed = 0.0  # since the first sample, early ones left out
+        self._early_spent = self._early_limit = 0.0
+        self._early = False  # the running step is due for the early pace alone
         self._samples: deque[float] = deque(maxlen=REMEMBERED)
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
         self._last_due = 0
@@ -69,8 +86,23 @@ class Cadence:
         return None if self._step_time is None else _seven_digits(self._step_time)
 
     @property
+    def steady_share(self) -> float | None:
+        """What samples at the steady interval take of the step time; None: too early to say."""
+        if not self._samples:
+            return None
+        every = self.every if self.fixed else self.steady_every
+        return _seven_digits(median(self._samples) / (every * median(self._steps)))
+
+    @property
+    def steady_every(self) -> int:
+        """The interval that the budget alone allows; 1 where nothing was measured yet."""
+        return self._affordable()
+
+    @property
     def _share(self) -> float | None:
-        return self._charged / self._elapsed if self._elapsed else None
+        if not self._elapsed:
+            return None
+        return (self._charged + self._early_spent) / self._elapsed
 
     def spend(self, seconds: float) -> None:
         self._spent += seconds
@@ -91,10 +123,10 @@ class Cadence:
             self._last_due = self.step
         self.step += 1
         if not (self.fixed or self.shared):
-            self.every = self._affordable()
+            self.every = self._interval(self._affordable())
         elif not (self.fixed or self._agreed) and self.step > 1:
             self.every = RAREST  # the ranks have measured once, and will hear from each other
-        self.due = self.step - self._last_due >= self.every
+        self._decide()
 
     @property
     def wish(self) -> int:
@@ -107,17 +139,23 @@ class Cadence:
         budget, step = AIM * self.budget, median(self._steps)
         every = median(self._samples) / (budget * step)
         debt = (self._charged / budget - self._elapsed) / step
-        return max(1, min(math.ceil(max(every, min(debt, 10.0 * every))), RAREST))
+        return self._interval(_whole_steps(max(every, min(debt, 10.0 * every))))
 
     def agree(self, every: int) -> None:
         """The rarest that any rank has wished for, told to all of them after the same step."""
         if self.shared and not self.fixed:
             self.every, self._agreed = every, True
-            self.due = self.step - self._last_due >= every
+            self._decide()
 
     def alone(self) -> None:
         """The other ranks are gone: this one decides for itself again."""
         self.shared = False
+
+    def _decide(self) -> None:
+        """Set whether the running step is due, and on whose account."""
+        since = self.step - self._last_due
+        self.due = since >= self.every
+        self._early = self.due and not self.fixed and since < self._affordable()
 
     def _account(self) -> None:
         if self.step == 0:
@@ -128,7 +166,7 @@ class Cadence:
             self._samples.append(self._spent)
         assert self._step_time is not None
         self._elapsed += self._step_time
-        self._charged += self._spent
+        self._charge(self._spent)
         self._steps.append(max(self._step_time - self._spent, 1e-9))
         self._charge_device()
 
@@ -139,24 +177,49 @@ class Cadence:
         device = sum(began.elapsed_time(ended) for began, ended in self._marks) / 1000
         self._marks.clear()
         if self._samples and device > self._samples[-1]:
-            self._charged += device - self._samples[-1]
+            self._charge(device - self._samples[-1])
             self._samples[-1] = device
+
+    def _charge(self, seconds: float) -> None:
+        if self._early:
+            self._early_spent += seconds
+        else:
+            self._charged += seconds
+
+    def _interval(self, steady: int) -> int:
+        """Return the early interval while its allowance lasts, else the steady one."""
+        early = math.ceil(EARLY_PACE * self.step)
+        if early >= steady or not self._samples:
+            return steady
+        scale = min(self.budget / USUAL_BUDGET, 1.0)
+        seconds = EARLY_SECONDS * min(math.log2(self.step + 1) / math.log2(EARLY_STEPS), 1.0)
+        if self.step < EARLY_STEPS:
+            self._early_limit = max(self._early_limit, scale * EARLY_SHARE * self._elapsed)
+        limit = max(self._early_limit, scale * seconds)
+        return early if self._early_spent + median(self._samples) <= limit else steady
 
     def _affordable(self) -> int:
         if not self._samples:
             return 1
         budget = AIM * self.budget
         every = median(self._samples) / (budget * median(self._steps))
-        if self._share is not None and self._share > budget:
-            every *= min(self._share / budget, 10.0)  # pays back what it has overdrawn
-        return max(1, min(math.ceil(every), RAREST))
+        if self._charged > budget * self._elapsed:  # pays back what it has overdrawn
+            every *= min(self._charged / (budget * self._elapsed), 10.0)
+        return _whole_steps(every)
 
     def __str__(self) -> str:
         rule = f"every {self.every} steps" if self.every > 1 else "every step"
         chosen = "as asked" if self.fixed else f"budget {self.budget:.2%}"
-        if self.share is None:
+        if self.share is None or self.steady_share is None:
             return f"watch cost not known yet ({chosen}), {rule}"
-        return f"watch cost {self.share:.2%} of step time ({chosen}), {rule}"
+        return (
+            f"watch cost {self.steady_share:.2%} of step time in the long run ({chosen}), "
+            f"{self.share:.2%} of the run so far, {rule}"
+        )
+
+
+def _whole_steps(every: float) -> int:
+    return max(1, min(math.ceil(every), RAREST))
 
 
 def _seven_digits(number: float) -> float:

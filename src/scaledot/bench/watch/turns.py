@@ -20,8 +20,7 @@ from scaledot.bench.watch.laps import Laps, laps
 from scaledot.bench.watch.model import Trainer
 from scaledot.watch import Watch
 
-FIRST_SAMPLES = 2  # a watch looks at its first two steps, whatever they cost
-CYCLES = 3  # from one look to the next, counted for N
+LOOKS = 20  # after which the interval of the long run is known
 NEVER = 10**6  # steps from one look to the next, where all but the first shall be quiet
 
 Side = Callable[[], Laps]
@@ -68,17 +67,15 @@ def race(
 
 
 def chosen_cadence(trainer: Trainer, store: Path, longest: int) -> float:
-    """Steps from one look to the next, over whole cycles, once the first two are paid for."""
-    looks: list[int] = []
+    """Return the steps between two looks in the long run, which the early looks have measured."""
+    looks = 0
     with Watch(trainer.model, store=store) as watch:
-        while len(looks) <= CYCLES and watch.step_number < longest:
-            if watch.step_number >= FIRST_SAMPLES and watch.cadence.due:
-                looks.append(watch.step_number)
+        while looks < LOOKS and watch.step_number < longest:
+            looks += watch.cadence.due
             trainer.step()
             if trainer.device == "cuda":  # else the host would run ahead of what it measures
                 torch.cuda.synchronize()
-        every = watch.cadence.every
-    return (looks[-1] - looks[0]) / (len(looks) - 1) if len(looks) > 1 else float(every)
+        return float(watch.cadence.steady_every)
 
 
 def _rounds(
