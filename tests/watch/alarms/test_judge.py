@@ -107,10 +107,44 @@ def test_an_alarm_is_raised_once_and_again_only_after_it_has_ended():
 
 
 def test_the_same_curve_over_ten_times_the_steps_alarms_ten_times_later():
+    """Or a reading earlier: over ten steps two readings persist as three consecutive ones do."""
     fast = judged(reading(s, **runaway(s)) for s in range(100))
     slow = judged(reading(10 * s, **runaway(s)) for s in range(100))
     assert kinds(fast) == kinds(slow)
-    assert [a.step * 10 for a in fast] == [a.step for a in slow]
+    assert all(0 <= a.step * 10 - b.step <= 10 for a, b in zip(fast, slow, strict=True))
+
+
+@pytest.mark.parametrize("every", [2, 5, 10, 20, 30])
+def test_a_rarer_cadence_tells_the_same_a_few_readings_later(every):
+    """Persistence and growth are counted in steps: eight readings were once asked for."""
+    dense = judged(reading(s, **runaway(s / 3)) for s in range(300))
+    sparse = judged(reading(s, **runaway(s / 3)) for s in range(0, 300, every))
+    for grade in ("warn", "act"):
+        first, later = (
+            next(a.step for a in found if (a.kind, a.grade) == ("collapse", grade))
+            for found in (dense, sparse)
+        )
+        assert first - every <= later <= first + 2 * every
+
+
+def test_readings_that_grow_rarer_see_the_same_growth():
+    """The early pace: every step, then every thirtieth of the steps so far."""
+    due, step = [], 0
+    while step < 600:
+        due.append(step)
+        step += 1 + step // 33
+    dense = judged(reading(s, **runaway(s / 6)) for s in range(600))
+    sparse = judged(reading(s, **runaway(s / 6)) for s in due)
+    assert kinds(dense) == kinds(sparse)
+    assert all(abs(a.step - b.step) <= 40 for a, b in zip(dense, sparse, strict=True))
+
+
+def test_an_alarm_ends_after_as_many_steps_whatever_the_cadence():
+    def raised(every: int) -> int:
+        sick = lambda s: 2 if s < 10 or s > 400 else 0  # noqa: E731
+        return len(judged(reading(s, nonfinite=sick(s)) for s in range(0, 500, every)))
+
+    assert raised(1) == raised(5) == raised(50) == 2
 
 
 def test_layers_given_one_by_one_raise_the_same_alarms():

@@ -18,7 +18,7 @@ from scaledot.watch.alarms import (
     from_json,
     overridden,
 )
-from scaledot.watch.alarms.stretch import LASTS, RESTS, Stretch
+from scaledot.watch.alarms.stretch import APART, LASTS, RESTS, RESTS_APART, Stretch
 from scaledot.watch.alarms.trend import FEWEST, Trend
 from scaledot.watch.alarms.words import TOLD, line
 
@@ -70,6 +70,50 @@ def test_a_stretch_needs_some_readings_to_begin_and_some_to_end():
     assert seen(True)
     assert seen(*[False] * (RESTS - 1))
     assert not seen(False)
+
+
+def test_readings_that_lie_apart_need_be_fewer():
+    stretch = Stretch()
+    stretch.grow(1)
+    one = np.arange(1)
+
+    def seen(step: int, hold: bool) -> bool:
+        stretch.add(one, np.array([hold]), step)
+        return bool(stretch.lasts[0])
+
+    assert not seen(40, True)
+    assert seen(40 + APART, True)
+    assert [seen(60 + 10 * n, False) for n in range(RESTS_APART)] == [True] * (RESTS_APART - 1) + [
+        False
+    ]
+    assert not seen(200, True)
+    assert not seen(201, True)  # two consecutive steps are one batch of evidence too few
+    assert seen(202, True)
+
+
+def test_a_trend_is_known_from_few_readings_that_lie_apart():
+    def known_after(gap: int) -> int:
+        trend = Trend()
+        trend.grow(1)
+        for number in range(1, FEWEST + 1):
+            trend.add(np.arange(1), np.array([gap]), np.array([5.0]))
+            if trend.known.all():
+                return number
+        raise AssertionError
+
+    assert [known_after(gap) for gap in (1, 2, 10, 100)] == [FEWEST, FEWEST, 4, 4]
+
+
+def test_a_trend_looks_back_over_a_third_of_the_steps_whatever_the_cadence():
+    """A curve that bends at two thirds of the run: the line has forgotten the first part."""
+    slopes = []
+    for gap in (1, 3, 10):
+        trend = Trend()
+        trend.grow(1)
+        for step in range(0, 1200, gap):
+            trend.add(np.arange(1), np.array([gap]), np.array([np.exp(min(step, 800) / 200)]))
+        slopes.append(float(trend.slope[0]))
+    assert slopes == pytest.approx([slopes[0]] * 3, rel=0.1)
 
 
 def test_a_stretch_says_whether_it_has_begun_for_any_head():

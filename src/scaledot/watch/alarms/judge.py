@@ -13,13 +13,20 @@ from scaledot.watch.alarms.rules import RULES, Rule
 from scaledot.watch.reading import Phase, Reading
 from scaledot.watch.store.records import replaced_from
 
-RESTS = 20  # readings of a layer without it until an alarm has ended and may come again
+# Readings of a layer without it until an alarm has ended and may come again; fewer suffice where
+# they lie so many steps apart.
+RESTS, RESTS_APART, APART = 20, 5, 64
 
 
 @dataclass
 class _Standing:
     alarm: Alarm
-    missed: int = 0  # readings since it last held
+    seen: int  # the last step it held in
+    missed: int = 0  # readings since
+
+    def rests(self, step: int) -> bool:
+        apart = self.missed >= RESTS_APART and step - self.seen >= APART
+        return self.missed > RESTS or apart
 
 
 class Judge:
@@ -68,7 +75,7 @@ class Judge:
             for finding in self._findings(step)
             if finding.where.layer in read and (alarm := self._raised(finding, step)) is not None
         ]
-        self._standing = {k: one for k, one in self._standing.items() if one.missed <= RESTS}
+        self._standing = {k: one for k, one in self._standing.items() if not one.rests(step)}
         return raised
 
     def _findings(self, step: int) -> Iterator[Finding]:
@@ -80,11 +87,11 @@ class Judge:
         key = finding.kind, finding.where.layer
         before = self._standing.get(key)
         if before is not None:
-            before.missed = 0
+            before.missed, before.seen = 0, step
             if finding.grade <= GRADES.index(before.alarm.grade):
                 return None
         alarm = words.tell(finding, step, self._heads, self._command)
-        self._standing[key] = _Standing(alarm)
+        self._standing[key] = _Standing(alarm, step)
         return alarm
 
 
