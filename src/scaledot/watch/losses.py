@@ -21,6 +21,8 @@ from scaledot.watch.late import Late
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.reading import LOSS
 
+backward_calls = 0  # that were seen here: `steps` counts passes
+
 _listeners: list["Losses"] = []
 _patches: list[Attribute] = []
 _scaled: dict[int, Any] = {}  # products of a GradScaler, by id, while they live
@@ -139,6 +141,8 @@ def _made() -> list[Attribute]:
 
 def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
     def told(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        global backward_calls
+        backward_calls += 1
         one = tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
         if _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled
