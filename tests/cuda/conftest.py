@@ -76,14 +76,50 @@ def _mend_interpreter() -> None:
 if DEVICE == "cpu":
     _mend_interpreter()
 
+# Files whose kernels take long in the interpreter: without a GPU one case of each test runs every
+# time, the others at night.
+LONG = {
+    "test_additive_kernels.py",
+    "test_backends.py",
+    "test_backward.py",
+    "test_forward.py",
+    "test_moments.py",
+    "test_portable.py",
+    "test_summary.py",
+    "test_whole_moments.py",
+}
+
 
 def pytest_collection_modifyitems(items):
-    """In one process with other tests, triton may be there already, and not interpreting."""
-    if TOO_LATE:
+    mine = [item for item in items if item.path.is_relative_to(HERE)]
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+    if TOO_LATE:  # in one process with other tests, triton may be there, and not interpreting
         reason = "triton was imported before: TRITON_INTERPRET=1 pytest tests/cuda runs these"
-        for item in items:
-            if "cuda" in item.path.parts and item.path.is_relative_to(HERE):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    elif DEVICE == "cpu":
+        _leave_cases_to_the_night(mine)
+
+
+def _leave_cases_to_the_night(items):
+    """Mark all but the first case of each test that runs here, in whatever order they come."""
+    cases = {}
+    for item in items:
+        if item.path.name in LONG and not _skipped(item):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    for same in cases.values():
+        for item in sorted(same, key=_place)[1:]:
+            item.add_marker(pytest.mark.nightly)
+
+
+def _skipped(item):
+    return any(mark.args and mark.args[0] is True for mark in item.iter_markers("skipif"))
+
+
+def _place(item):
+    """Where a case stands among those of its test."""
+    return tuple(item.callspec.indices.values()) if hasattr(item, "callspec") else ()
 
 
 @pytest.fixture
