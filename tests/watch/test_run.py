@@ -74,7 +74,7 @@ def _finish(command, environment, **options) -> SimpleNamespace:
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    out, err = process.communicate(**options, timeout=100)
+    out, err = process.communicate(**options, timeout=600)
     return SimpleNamespace(status=process.returncode, out=out, err=err)
 
 

@@ -131,7 +131,7 @@ def command(*flags):
         [sys.executable, STUDY / "study.py", "--large", *flags],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={"PYTHONPATH": str(STUDY.parents[1] / "src"), "OMP_NUM_THREADS": "1"},
     )

@@ -71,7 +71,7 @@ def _run(folder: Path, *options: str, script: tuple[str, ...] = ()) -> subproces
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
 
 

@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
 def _python(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600
     )
 
 

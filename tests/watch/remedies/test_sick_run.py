@@ -70,7 +70,7 @@ def test_the_verb_clips_a_script(tmp_path, dry_run):
         [sys.executable, "-m", "scaledot", "run", *flags, "--store", str(store), str(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
     )
