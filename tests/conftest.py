@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import leave_to_the_night
 from torch.nn import functional as F
 
 SEED = 20_17
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_the_night(item for item in items if item.get_closest_marker("one_case"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tiers import leave_to_the_night
 
 HERE = pathlib.Path(__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,27 +100,7 @@ def pytest_collection_modifyitems(items):
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=reason))
     elif DEVICE == "cpu":
-        _leave_cases_to_the_night(mine)
-
-
-def _leave_cases_to_the_night(items):
-    """Mark all but the first case of each test that runs here, in whatever order they come."""
-    cases = {}
-    for item in items:
-        if item.path.name in LONG and not _skipped(item):
-            cases.setdefault((item.path, item.originalname), []).append(item)
-    for same in cases.values():
-        for item in sorted(same, key=_place)[1:]:
-            item.add_marker(pytest.mark.nightly)
-
-
-def _skipped(item):
-    return any(mark.args and mark.args[0] is True for mark in item.iter_markers("skipif"))
-
-
-def _place(item):
-    """Where a case stands among those of its test."""
-    return tuple(item.callspec.indices.values()) if hasattr(item, "callspec") else ()
+        leave_to_the_night(item for item in mine if item.path.name in LONG)
 
 
 @pytest.fixture

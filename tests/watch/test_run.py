@@ -135,6 +135,7 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     assert reader.segments()[-1].ended is not None
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("remedy", ["softcap:5", "log-n", "qk-norm"])
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
 def test_what_is_said_before_the_first_reading_is_not_lost(remedy, flags):
@@ -204,6 +205,7 @@ main()
 """
 
 
+@pytest.mark.nightly
 def test_a_compiled_script_like_nanogpt_prints_the_same_to_the_bit():
     text = NANO.replace("BY_HAND", "(False, False, True)").replace("COMPILED", "True")
     _write("train.py", text)
@@ -251,6 +253,7 @@ for kind, implementation in (("Llama", "eager"), ("Bert", "sdpa")):
 """
 
 
+@pytest.mark.nightly
 def test_a_script_of_transformers_prints_the_same_to_the_bit():
     pytest.importorskip("transformers")
     _write("train.py", TRANSFORMERS)

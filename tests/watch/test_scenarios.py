@@ -42,6 +42,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.compile
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_losses_are_the_same_to_the_bit(name):

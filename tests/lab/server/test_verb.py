@@ -221,6 +221,7 @@ def asked():
         yield socket
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lesson", [name for name in LESSONS if name != "race"])
 def test_on_the_wire_a_slider_is_answered_soon(asked, lesson):
     """The server's share of the 50 ms from key press to number. In processor time, because other

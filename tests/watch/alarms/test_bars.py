@@ -17,6 +17,7 @@ def _study_on_path():
     sys.path.remove(str(STUDY))
 
 
+@pytest.mark.nightly
 def test_the_sick_run_is_told_of_in_time_while_loss_and_gradient_norm_are_quiet():
     import bars
     import runs

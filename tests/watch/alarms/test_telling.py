@@ -106,6 +106,7 @@ def test_fail_on_ends_the_run_with_exit_code_3(tmp_path):
     assert last.step == steps - 1
 
 
+@pytest.mark.nightly
 def test_a_remedy_is_applied_and_dry_run_only_says_so(tmp_path):
     most = {}
     for name, options in {"clipped": (), "dry": ("--dry-run",)}.items():
@@ -120,6 +121,7 @@ def test_a_remedy_is_applied_and_dry_run_only_says_so(tmp_path):
     assert most["dry"] > 300
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("how", "code"), [("crash", 1), ("leave", 7)])
 def test_an_end_of_the_script_s_own_is_no_alarm(tmp_path, how, code):
     done = _run(tmp_path, "--fail-on", "act", "--alarm", "collapse=off", script=(how,))

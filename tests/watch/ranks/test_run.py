@@ -65,6 +65,7 @@ def _assert_one_store_and_one_voice(done, name):
     assert len(run.scalars("loss").steps) == 12
 
 
+@pytest.mark.nightly
 def test_scaledot_run_starts_torchrun(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     options = ["--every", "1", "--store", "run.vitals"]
