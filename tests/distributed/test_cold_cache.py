@@ -102,6 +102,7 @@ def compile_beside_a_rank_that_dies(rank, world):
 # --- tests ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_four_ranks_with_empty_caches_get_the_same_numbers_and_kernels(tmp_path):
     pytest.importorskip("triton")
     found = spawn(attend_and_compile, 4, environment=fresh(tmp_path))

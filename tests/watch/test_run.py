@@ -221,6 +221,7 @@ def test_a_compiled_script_like_nanogpt_prints_the_same_to_the_bit():
     assert reader.attributes.model.startswith("Nano, ")
 
 
+@pytest.mark.nightly
 def test_a_script_of_nothing_but_plain_products_is_told_so():
     _write("train.py", NANO.replace("BY_HAND", "(True, True)").replace("COMPILED", "False"))
     plain, watched = _plain("train.py"), _watched("train.py")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
 import tarfile
@@ -94,7 +93,9 @@ def test_a_wheel_in_an_empty_environment_serves_the_page_without_node(built, tmp
     subprocess.run([*pip, "--no-deps", "--quiet", str(wheel)], check=True)
     (packages,) = home.glob("lib/python*/site-packages")
     # torch and the extra come from here: a second torch would be the same, a gigabyte later.
-    (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    (packages / "borrowed.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n"
+    )
     environment = {"PATH": str(home / "bin"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     assert shutil.which("node", path=environment["PATH"]) is None
     where = subprocess.run(

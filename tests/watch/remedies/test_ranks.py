@@ -331,6 +331,7 @@ def assert_close(state, expected):
         torch.testing.assert_close(value, expected[path], **ROUNDING)
 
 
+@pytest.mark.one_case
 def test_shards_are_scaled_to_the_bits_of_one_process(ranks):
     for rank, result in enumerate(ranks):
         for (name, how), state in result["layouts"].items():
@@ -338,6 +339,7 @@ def test_shards_are_scaled_to_the_bits_of_one_process(ranks):
             assert_same_bits(state, expected, (rank, name, how))
 
 
+@pytest.mark.one_case
 def test_runs_end_as_in_one_process(ranks):
     for result in ranks:
         for (name, remedy, _how), run in result["runs"].items():
