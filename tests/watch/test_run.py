@@ -107,6 +107,7 @@ def _write(name: str, text: str) -> None:
     Path(name).write_text(text, "utf-8")
 
 
+@pytest.mark.slow
 def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     _write("train.py", TRAIN)
     plain = _plain("train.py", "--every", "-m", "--", "x")
@@ -135,6 +136,7 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     assert reader.segments()[-1].ended is not None
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("remedy", ["softcap:5", "log-n", "qk-norm"])
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
@@ -266,6 +268,7 @@ def test_a_script_of_transformers_prints_the_same_to_the_bit():
     assert "scaledot: 4 of 4 attention layers watched; " in watched.err
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
     _write("train.py", TRAIN)
     _write(
@@ -280,6 +283,7 @@ def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
     assert RunReader("run.rank1.vitals").layers() == {"0": 3, "1": 5}
 
 
+@pytest.mark.slow
 def test_torch_without_attention_leaves_one_line_no_file_and_the_traceback_alone():
     text = "import torch\ndef fall():\n    raise ValueError('boom')\nfall()\n"
     _write("fail.py", text.replace("torch", "json"))  # the same traceback, and sooner

@@ -44,6 +44,7 @@ def lab(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_it_prints_one_address_serves_it_and_stops_with_ctrl_c(page_folder):
     with lab(page_folder, "--no-browser", "--lang", "hi") as process:
         assert process.stdout

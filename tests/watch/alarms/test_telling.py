@@ -75,6 +75,7 @@ def _run(folder: Path, *options: str, script: tuple[str, ...] = ()) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     done = _run(tmp_path, "--alarms", "alarms.jsonl")
     assert done.returncode == 0
@@ -94,6 +95,7 @@ def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     assert {one["layer"] for one in lines if one["kind"] == "collapse"} == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_fail_on_ends_the_run_with_exit_code_3(tmp_path):
     done = _run(tmp_path, "--fail-on", "warn")
     assert done.returncode == 3
@@ -121,6 +123,7 @@ def test_a_remedy_is_applied_and_dry_run_only_says_so(tmp_path):
     assert most["dry"] > 300
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize(("how", "code"), [("crash", 1), ("leave", 7)])
 def test_an_end_of_the_script_s_own_is_no_alarm(tmp_path, how, code):

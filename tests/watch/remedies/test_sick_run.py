@@ -27,6 +27,7 @@ def evidence():
     return module
 
 
+@pytest.mark.slow
 def test_a_sick_run_is_better_with_the_clip(evidence):
     sick, clipped = (
         {name: float(value) for name, value in evidence.one(remedy, 0, SMALL).items()
@@ -61,6 +62,8 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_the_verb_clips_a_script(tmp_path, dry_run):
     script, store = tmp_path / "train.py", tmp_path / "run.vitals"
