@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from tiers import leave_to_the_night
 from torch.nn import functional as F
 
 SEED = 20_17
+
+# Hypothesis draws the same cases every time, and no case has a limit of time: machines are busy.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
