@@ -1,6 +1,7 @@
 """When a step ends, and what belongs to training."""
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -123,6 +124,32 @@ def test_a_pass_backward_through_a_kept_graph_is_a_pass(parameter):
     steps.remove()
     losses.remove()
     assert ended == optimizers
+
+
+def test_two_threads_that_train_end_steps_of_their_own(ends):
+    """Each with two optimizers that share a pass; the other's passes come in between."""
+    meeting, failed = threading.Barrier(2), []
+
+    def trains():
+        try:
+            parameter = nn.Parameter(torch.ones(2))
+            matrices, rest = torch.optim.SGD([parameter]), torch.optim.AdamW([parameter])
+            for _ in range(5):
+                trained(matrices, parameter)
+                meeting.wait(60)
+                rest.step()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=trains) for _ in range(2)]
+    losses = Losses()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    losses.remove()
+    assert not failed
+    assert len(ends) == 10
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

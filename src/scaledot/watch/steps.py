@@ -29,10 +29,7 @@ class StepEnds:
 
     def __init__(self, ended: Callable[[Optimizer | None], None]) -> None:
         self._ended = ended
-        # Who has stepped since a step ended: optimizers, and compiled steps by their number.
-        self._stepped: list[weakref.ref[Optimizer] | int] = []
-        self._in_backward = False  # the last end was inside a backward pass
-        self._thread = threading.local()  # .passes: autograd's count at the last end
+        self._thread = _Thread()  # each of several that train has steps of its own
         self._number = next(_numbers)
         _compiled_hooks[self._number] = self
         self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -44,12 +41,13 @@ class StepEnds:
             self.stepped(weakref.ref(optimizer), optimizer)
 
     def stepped(self, who: "weakref.ref[Optimizer] | int", optimizer: Optimizer | None) -> None:
-        if who in self._stepped or self._pass_came():
-            self._stepped.clear()
+        thread = self._thread
+        if who in thread.stepped or self._pass_came():
+            thread.stepped.clear()
             self._ended(optimizer)
-            self._in_backward = _in_backward()
+            thread.in_backward = _in_backward()
             self.forget_passes()
-        self._stepped.append(who)
+        thread.stepped.append(who)
 
     def forget_passes(self) -> None:
         """Count the passes up to now to what has been: they are not the training's."""
@@ -57,21 +55,31 @@ class StepEnds:
 
     def _pass_came(self) -> bool:
         if _in_backward():  # where checkpoints run forward again between two optimizers
-            return not self._in_backward
-        return getattr(self._thread, "passes", None) != _passes()
+            return not self._thread.in_backward
+        return self._thread.passes != _passes()
 
     def remove(self) -> None:
         self._handle.remove()
         _compiled_hooks.pop(self._number, None)
 
 
+class _Thread(threading.local):
+    """What a thread's last end of a step has left."""
+
+    def __init__(self) -> None:
+        # Who has stepped since: optimizers, and compiled steps by their number.
+        self.stepped: list[weakref.ref[Optimizer] | int] = []
+        self.in_backward = False  # it was inside a backward pass
+        self.passes: tuple[int, int] | None = None  # how many there had been
+
+
 def _passes() -> tuple[int, int]:
-    """Return numbers that rise with each forward pass of this thread and each backward pass.
+    """Return numbers that rise with each forward and each backward pass of this thread.
 
     The first counts the nodes of autograd's graphs; the second misses passes where losses are not
     kept.
     """
-    return torch._C._autograd._get_sequence_nr(), losses.backward_calls
+    return torch._C._autograd._get_sequence_nr(), losses.passes.backward
 
 
 def _in_backward() -> bool:
