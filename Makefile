@@ -1,8 +1,9 @@
 # Two commands set up everything on a fresh machine:
 #   make demo    the story of sqrt(d_k), told with measured numbers
-#   make test    every check and every test
-# Others: make check (format, lint, types, import contracts), make page (the lab's page, built from
-# frontend/), make browser (a Chromium for the tests of the page), make bench, make clean.
+#   make test    every check and every test that a change needs
+# Others: make quick (the fast tests), make test-all (with the long ones), make check (format, lint,
+# types, import contracts), make page (the lab's page, built from frontend/), make browser (a Chromium
+# for the tests of the page), make bench, make clean. CONTRIBUTING.md says when to use which.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,23 +16,37 @@ BUILT_FROM := pyproject.toml hatch_build.py build_page.py $(wildcard src/scaledo
 
 TWO := -n 2 --dist worksteal
 TIMED := tests/browser/test_latency.py
+# One thread for each worker: two times two threads would fight for two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+PYTEST_CUDA := TRITON_INTERPRET=1 $(PYTEST)
 
-.PHONY: demo test check page browser bench clean
+.PHONY: demo quick test nightly test-all check page browser bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/scaledot demo
 
-# One thread for each of the two workers: two times two threads would fight for two cores. Each gets
-# half of the tests in a row (what a file sets up is set up once) and helps the other when it is done.
-# The GPU kernels have a process of their own: Triton decides at import whether it interprets. So have
-# the browser's tests that measure time: they need the other core for the browser.
+# The fast tests, without a process, a browser or a GPU kernel.
+quick: $(INSTALLED)
+	$(PYTEST) $(TWO) -m "not slow and not nightly" --ignore=tests/cuda --ignore=tests/browser
+
+# Each worker gets half of the tests in a row (what a file sets up is set up once) and helps the other
+# when it is done. The GPU kernels have a process of their own: Triton decides at import whether it
+# interprets.
 test: $(INSTALLED)
 	$(MAKE) --jobs=2 check page browser
 	$(BIN)/python build_page.py --test
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO) --ignore=tests/cuda --ignore=tests/browser
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest $(TWO) tests/cuda
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO) tests/browser $(addprefix --ignore=,$(TIMED))
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(TIMED)
+	$(PYTEST) $(TWO) -m "not nightly" --ignore=tests/cuda
+	$(PYTEST_CUDA) $(TWO) -m "not nightly" tests/cuda
+
+# What `make test` leaves out. The browser's tests that measure time need a core for the browser.
+nightly: $(INSTALLED)
+	$(PYTEST) $(TWO) -m nightly --ignore=tests/cuda $(addprefix --ignore=,$(TIMED))
+	$(PYTEST_CUDA) $(TWO) -m nightly tests/cuda
+	$(PYTEST) $(TIMED)
+
+# Everything that runs without a GPU.
+test-all: test
+	$(MAKE) nightly
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -65,7 +65,7 @@ def serving(page: dict[str, PageFile], run: Path | None = None) -> Iterator[str]
     assert not thread.is_alive()
 
 
-def wait_for(true, seconds: float = 20.0) -> None:
+def wait_for(true, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen in time"

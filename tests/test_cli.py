@@ -91,6 +91,7 @@ def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "scaledot demo: stopped\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_causes_no_traceback():
     command = "import scaledot.cli, sys; sys.exit(scaledot.cli.main(['demo']))"
     with subprocess.Popen(

@@ -28,7 +28,7 @@ from scaledot.measure import (
 )
 
 HEADS, KEYS, WIDTH = 2, 7, 3
-laws = settings(deadline=None, derandomize=True, max_examples=60)
+laws = settings(max_examples=60)
 
 
 @pytest.fixture(autouse=True)

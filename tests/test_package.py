@@ -88,6 +88,7 @@ def test_package_says_it_is_typed():
     assert (ROOT / "src/scaledot/py.typed").exists()
 
 
+@pytest.mark.slow
 def test_attention_brings_in_torch_and_nothing_else_heavy():
     """Compared with a process that imports only torch."""
     used = "import scaledot; scaledot.attention, scaledot.nn, scaledot.Vitals"
@@ -114,6 +115,7 @@ def test_every_public_name_is_there_and_nothing_else():
         _ = scaledot.attenton
 
 
+@pytest.mark.slow
 def test_parts_of_the_watch_need_no_import_of_their_own():
     done = "print(*(getattr(scaledot.watch, name).__name__ for name in scaledot.watch.__all__))"
     told = subprocess.run(

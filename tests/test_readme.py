@@ -9,6 +9,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|cpp|toml|txt|csv|svg|png))")
 
@@ -83,3 +84,20 @@ def test_tree_is_read_folder_by_folder():
         "src/scaledot/backends/cpu/",
         "tests/",
     ]
+
+
+def commands_of_make() -> list[str]:
+    """What is typed after `make`: in a fence at a line's beginning, in prose between backticks."""
+    both = README.read_text() + CONTRIBUTING.read_text()
+    return sorted(set(re.findall(r"(?:^|`)make ([\w-]+)", both, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("target", commands_of_make())
+def test_targets_of_make_exist(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_paths_in_contributing_exist():
+    named = re.findall(r"\btests/[\w/.]+", CONTRIBUTING.read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path.rstrip(".")).exists()] == []

@@ -48,6 +48,7 @@ def timed(monkeypatch):
     return told
 
 
+@pytest.mark.nightly
 def test_a_quick_try_from_end_to_end(capsys):
     kinds = ("tiny_call", "attention_with_vitals", "vitals", "vitals_memory", "additive_attention")
     only = [word for kind in kinds for word in ("--only", kind)]

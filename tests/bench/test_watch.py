@@ -65,6 +65,7 @@ def _values(found: list[rows.Row], clock: str = "cpu") -> dict[str, float]:
 # From arguments to exit status
 
 
+@pytest.mark.nightly
 def test_a_quick_try_from_end_to_end(capsys):
     assert _run("--quick", "--repeats", "2", "--out", "quick.csv") == 0
     found = rows.read(Path("quick.csv"))
@@ -226,6 +227,7 @@ def test_on_a_gpu_the_bars_are_of_the_step():
 # The race
 
 
+@pytest.mark.nightly
 def test_a_race_gives_one_value_a_round_of_every_side_and_clock():
     ended = []
     times = turns.race(Trainer(TINY), 2, 1, 20, lambda: ended.append(1))
@@ -238,6 +240,7 @@ def test_a_race_gives_one_value_a_round_of_every_side_and_clock():
     assert times.cadence >= 1
 
 
+@pytest.mark.nightly
 def test_replace_is_timed_where_a_gpu_would_be(monkeypatch):
     """The path of a GPU, with the processor in its place."""
     monkeypatch.setattr(turns, "laps", lambda call, calls, device: laps.laps(call, calls, "cpu"))

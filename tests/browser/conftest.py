@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = _why_not()
     here = Path(__file__).parent
     mine = [item for item in items if here in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.slow)
     if reason and mine:
         _skipped.append(f"{len(mine)} BROWSER TESTS DID NOT RUN: {reason}")
         for item in mine:

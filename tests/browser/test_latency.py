@@ -11,6 +11,8 @@ from test_monitor_page import write
 from scaledot.watch.reading import RunAttributes
 from scaledot.watch.store import Store
 
+pytestmark = pytest.mark.nightly
+
 LIMIT_MS = 50
 PRESSES = 24
 WARM = 4  # presses before the clock counts

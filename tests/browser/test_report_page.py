@@ -55,6 +55,7 @@ def test_every_section_is_on_paper(page, pages):
         assert heading.is_visible()
 
 
+@pytest.mark.nightly
 def test_the_page_of_a_large_run_opens_quickly(page, tmp_path):
     path = write_large(tmp_path / "large.vitals")
     target = tmp_path / "large.html"

@@ -232,6 +232,7 @@ def test_reads_stay_inside_the_views():
     assert_agrees(wet, attn_mask=wet_mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traced", [False, True])
 def test_gradients_lie_as_their_tensors_do(traced):
     """Heads that are views of [B, T, 3, H, D]: what made them takes the gradient without a copy."""

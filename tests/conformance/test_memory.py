@@ -71,6 +71,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no getrusage")
 @pytest.mark.parametrize("function", CASES)
 def test_peak_at_8192_tokens_is_an_eighth_of_the_matrix_at_most(function):

@@ -74,6 +74,7 @@ def test_compiled_call_equals_eager(function, name, fresh_dynamo):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @FUNCTIONS
 @pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"softcap": 2.0}], ids=str)
@@ -99,6 +100,7 @@ def test_changing_shapes_do_not_recompile_for_ever(function, keywords, fresh_dyn
     assert counter.frame_count <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @FUNCTIONS
 def test_alternating_masks_stay_right(function, fresh_dynamo):
@@ -146,6 +148,7 @@ def test_compiled_tokens_first_layout_is_right_downstream(fresh_dynamo):
         torch.testing.assert_close(compiled(joined)(*tensors), joined(*tensors))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's inductor needs a C++ compiler")
 def test_inductor_equals_eager(fresh_dynamo):
@@ -379,6 +382,7 @@ def assert_shadow_agrees(convert, function, tensors, keywords):
     assert described(shadow) == described(real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query_layout", LAYOUTS)
 @pytest.mark.parametrize("value_layout", ["contiguous", "tokens_first", "stepped", "expanded"])
 @pytest.mark.parametrize("how", ["fake", "meta"])

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tiers import leave_to_the_night
 
 HERE = pathlib.Path(__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -76,14 +77,30 @@ def _mend_interpreter() -> None:
 if DEVICE == "cpu":
     _mend_interpreter()
 
+# Files whose kernels take long in the interpreter: without a GPU one case of each test runs every
+# time, the others at night.
+LONG = {
+    "test_additive_kernels.py",
+    "test_backends.py",
+    "test_backward.py",
+    "test_forward.py",
+    "test_moments.py",
+    "test_portable.py",
+    "test_summary.py",
+    "test_whole_moments.py",
+}
+
 
 def pytest_collection_modifyitems(items):
-    """In one process with other tests, triton may be there already, and not interpreting."""
-    if TOO_LATE:
+    mine = [item for item in items if item.path.is_relative_to(HERE)]
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+    if TOO_LATE:  # in one process with other tests, triton may be there, and not interpreting
         reason = "triton was imported before: TRITON_INTERPRET=1 pytest tests/cuda runs these"
-        for item in items:
-            if "cuda" in item.path.parts and item.path.is_relative_to(HERE):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    elif DEVICE == "cpu":
+        leave_to_the_night(item for item in mine if item.path.name in LONG)
 
 
 @pytest.fixture

@@ -87,18 +87,18 @@ CASES = {
 }
 
 
-def compiled(cache):
+def compiled(cases, cache):
     """(case, consumers, turns, lines of the kernel, the assembler's remarks) of each."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
     told = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(list(CASES.values()))],
+        [sys.executable, "-c", COMPILE, json.dumps([CASES[case] for case in cases])],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert told.returncode == 0, told.stderr[-4000:]
-    for case, (*how, ptx, remarks) in zip(CASES, json.loads(told.stdout), strict=True):
+    for case, (*how, ptx, remarks) in zip(cases, json.loads(told.stdout), strict=True):
         yield case, *how, ptx.splitlines(), remarks
 
 
@@ -122,10 +122,22 @@ def during_a_turn(lines):
     return inside, turns
 
 
-def test_what_the_kernel_rests_on(tmp_path):
+QUICK = "in place"
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param([QUICK], id=QUICK),
+        pytest.param(
+            [case for case in CASES if case != QUICK], id="all", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_what_the_kernel_rests_on(tmp_path, cases):
     """Together, since to compile takes long. Whoever has the turn while a team meets waits for
     those who wait for the turn."""
-    for case, consumers, turns, lines, remarks in compiled(tmp_path):
+    for case, consumers, turns, lines, remarks in compiled(cases, tmp_path):
         # Products one after the other, or registers not shared out as wished: half as fast.
         assert "Potential Performance Loss" not in remarks, (case, remarks)
         if case == "softcap":  # a minimum or maximum that drops NaN would make scores of it

@@ -36,7 +36,7 @@ def seen_by(rows, keys, sight):
     offset=st.integers(-9, 9),
     data=st.data(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_blocks_cover_what_is_seen_and_nothing_else(
     queries, keys, ranks, layout, left, right, offset, data
 ):

@@ -102,6 +102,7 @@ def compile_beside_a_rank_that_dies(rank, world):
 # --- tests ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_four_ranks_with_empty_caches_get_the_same_numbers_and_kernels(tmp_path):
     pytest.importorskip("triton")
     found = spawn(attend_and_compile, 4, environment=fresh(tmp_path))
@@ -119,6 +120,7 @@ def test_four_ranks_with_empty_caches_get_the_same_numbers_and_kernels(tmp_path)
     assert again[2] == (digests[0], True)
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_it_compiles_leaves_no_broken_kernel(tmp_path):
     pytest.importorskip("triton")
     environment = fresh(tmp_path)
@@ -175,6 +177,7 @@ print(scaledot.backend_for(*call, vitals=True).how)
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_half_a_kernel_computes_without_it(tmp_path):
     whole = kernel_file()
     (tmp_path / whole.name).write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])

@@ -27,6 +27,7 @@ def at_80_columns() -> str:
     return _scaledot_demo(COLUMNS="80").stdout
 
 
+@pytest.mark.slow
 def test_demo_fits_80_columns_without_colour(at_80_columns):
     assert max(map(len, at_80_columns.splitlines())) <= 80
     assert "\x1b" not in at_80_columns
@@ -56,6 +57,7 @@ def test_demo_shows_the_right_weights_beside_the_wrong_claim(at_80_columns):
     assert "1 - 1.03e-10" in at_80_columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_every_lesson_fits_its_terminal(lessons, width):
     shown = io.StringIO()
@@ -90,6 +92,7 @@ def data() -> dict:
     return json.loads(_scaledot_demo("--json").stdout)
 
 
+@pytest.mark.slow
 def test_json_equals_the_experiments(data, lessons):
     assert data["seed"] == 0
     assert list(data["lessons"]) == [lesson.__name__ for lesson in story.LESSONS]

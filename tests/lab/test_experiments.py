@@ -253,6 +253,7 @@ def test_vital_signs_are_those_of_the_call(lessons):
 # All of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_a_lesson_repeats_itself_and_leaves_the_global_generator_alone(lessons, lesson):
     before = torch.get_rng_state()
@@ -267,6 +268,7 @@ def test_verdicts_do_not_depend_on_the_seed(lessons, lesson):
     assert _verdicts(other) == _verdicts(getattr(lessons, lesson.__name__))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_a_lesson_cannot_be_changed(lessons, lesson):
     record = getattr(lessons, lesson.__name__)

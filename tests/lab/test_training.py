@@ -163,6 +163,8 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path):
 # What is shown
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_chapter_fits_its_terminal(ill, width):
     text = _shown(terminal.draw_training(7, ill), width)

@@ -30,6 +30,7 @@ def gradients(module, out):
     return torch.autograd.grad(out.square().sum(), list(module.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MODULES)
 def test_compiled_in_one_graph_equals_eager_with_gradients_and_vitals(name, fresh_dynamo):
@@ -49,6 +50,7 @@ def test_compiled_in_one_graph_equals_eager_with_gradients_and_vitals(name, fres
         torch.testing.assert_close(gradients(module, out), gradients(module, right))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_compiled_module_stops_measuring_when_told(fresh_dynamo):
     module = MODULES["dot"]()
@@ -61,6 +63,7 @@ def test_compiled_module_stops_measuring_when_told(fresh_dynamo):
     assert module.vitals is None
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", MODULES)

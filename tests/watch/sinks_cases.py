@@ -57,7 +57,7 @@ def run_python(code: str, folder: Path, **environment: str) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -279,6 +279,7 @@ def test_a_kernel_that_a_config_names_is_not_fetched(capsys, folder):
     assert data["coverage"]["unseen"] == []
 
 
+@pytest.mark.slow
 def test_attention_weights_that_are_missing_are_not_made_up(capsys, folder):
     from safetensors.torch import load_file, save_file
 

@@ -66,6 +66,7 @@ def losses_of(model, state, run, **options):
     return train(run, steps=4, **options)
 
 
+@pytest.mark.slow
 def test_one_graph_same_losses_and_the_eager_readings():
     model = llama("eager")
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -98,6 +99,7 @@ class Layer(nn.Module):
         return self.attend(x, angles, mask)[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # inductor's own
 def test_generated_kernels_compute_the_same():
@@ -118,6 +120,7 @@ def test_generated_kernels_compute_the_same():
     assert [(r.layer, r.phase) for r in readings] == [("attend", "train")]
 
 
+@pytest.mark.slow
 def test_other_lengths_are_compiled_as_often_as_without_the_watch():
     model = Layer("eager")
 
@@ -154,6 +157,7 @@ TOKENS = torch.arange(14).view(2, 7)
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "implementation"), [(llama, "sdpa"), (bert, "eager")])
 def test_padding_is_followed(family, implementation):
     model = family(implementation)
@@ -166,6 +170,7 @@ def test_padding_is_followed(family, implementation):
         assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_caps_windows_and_padding_are_followed():
     model = of(
         "Gemma2",
@@ -188,6 +193,7 @@ def test_caps_windows_and_padding_are_followed():
     assert str(watch.coverage()) == WATCHED
 
 
+@pytest.mark.slow
 def test_a_bias_of_positions_is_added_where_a_step_is_due():
     config = transformers.T5Config(
         vocab_size=VOCABULARY,
@@ -211,6 +217,7 @@ def flash_like(module, query, key, value, attention_mask, **kwargs):
     return query.transpose(1, 2).contiguous(), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flash_attention_2", "sage"])
 def test_what_is_followed_is_read_and_the_rest_is_named(monkeypatch, name):
     from transformers.modeling_utils import AttentionInterface
@@ -226,6 +233,7 @@ def test_what_is_followed_is_read_and_the_rest_is_named(monkeypatch, name):
     assert_same(readings[0], eager[0])
 
 
+@pytest.mark.slow
 def test_a_block_mask_is_followed_as_it_changes():
     """Without gradients: FlexAttention has no backward pass on a CPU."""
     from torch.nn.attention.flex_attention import create_block_mask

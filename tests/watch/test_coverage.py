@@ -249,6 +249,7 @@ def test_the_innermost_module_is_the_attention():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layers"),
     [

@@ -78,6 +78,38 @@ def test_attentions_of_one_module_are_told_apart_in_every_step():
     ]
 
 
+def test_code_that_is_made_anew_is_the_same_line():
+    """As a notebook's cell that runs again, whose first code lives on."""
+    source = "attend(x, x, x)"
+    cells = [compile(source, "cell", "exec") for _ in range(3)]
+    names = {"attend": F.scaled_dot_product_attention, "x": torch.randn(1, 2, 3, 4)}
+    with Watch(every=1, store=(readings := [])) as watch:
+        names["attend"] = F.scaled_dot_product_attention
+        for cell in cells:
+            exec(cell, names)
+            watch.step()
+    assert len({one.layer for one in readings}) == 1
+    assert len(readings) == 3
+
+
+def test_a_nameless_module_that_is_made_anew_in_each_call_is_one_layer():
+    class Attends(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    class Makes(nn.Module):
+        def forward(self, x):
+            return Attends()(x)
+
+    model, elsewhere = Makes(), []
+    with Watch(model, every=1, store=(readings := [])) as watch:
+        for _ in range(4):
+            model(torch.randn(1, 2, 3, 4))
+            elsewhere.append(Attends())  # where the one before was
+            watch.step()
+    assert [one.layer for one in readings] == ["Makes"] * 4
+
+
 def test_a_module_that_was_replaced_is_named_anew_and_not_kept_alive():
     model = nn.Sequential(CausalSelfAttention(), CausalSelfAttention())
     x = torch.randn(2, 5, 12)

@@ -33,6 +33,7 @@ def compiled(model):
 LAYERS = ["layers.0.attn", "layers.1.attn"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [None, "hooks"])
 def test_one_graph_and_the_readings_of_the_eager_model(recompute):
     torch.manual_seed(1)
@@ -56,6 +57,7 @@ def test_one_graph_and_the_readings_of_the_eager_model(recompute):
         assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_to_the_bit():
     torch.manual_seed(1)
     model = TinyGPT(layers=1)
@@ -106,6 +108,7 @@ def test_two_attentions_of_one_compiled_module_have_two_names():
     assert [r.layer for r in readings] == ["0", "0#2"]
 
 
+@pytest.mark.slow
 def test_torchs_encoder_reads_what_it_reads_uncompiled():
     torch.manual_seed(1)
     model = TinyEncoder()
@@ -163,6 +166,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_scaledots_own_functions_read_what_they_read_uncompiled(name):
     model = nn.Sequential(Own(OWN[name]))

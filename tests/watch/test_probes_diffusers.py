@@ -140,6 +140,7 @@ def test_one_graph(flash):
     assert_same(readings[0], eager[0])
 
 
+@pytest.mark.slow
 def test_a_transformer_of_diffusers_is_watched_and_unchanged():
     from diffusers import DiTTransformer2DModel
 

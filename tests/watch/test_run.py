@@ -74,7 +74,7 @@ def _finish(command, environment, **options) -> SimpleNamespace:
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    out, err = process.communicate(**options, timeout=100)
+    out, err = process.communicate(**options, timeout=600)
     return SimpleNamespace(status=process.returncode, out=out, err=err)
 
 
@@ -107,6 +107,7 @@ def _write(name: str, text: str) -> None:
     Path(name).write_text(text, "utf-8")
 
 
+@pytest.mark.slow
 def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     _write("train.py", TRAIN)
     plain = _plain("train.py", "--every", "-m", "--", "x")
@@ -135,6 +136,8 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     assert reader.segments()[-1].ended is not None
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize("remedy", ["softcap:5", "log-n", "qk-norm"])
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
 def test_what_is_said_before_the_first_reading_is_not_lost(remedy, flags):
@@ -204,6 +207,7 @@ main()
 """
 
 
+@pytest.mark.nightly
 def test_a_compiled_script_like_nanogpt_prints_the_same_to_the_bit():
     text = NANO.replace("BY_HAND", "(False, False, True)").replace("COMPILED", "True")
     _write("train.py", text)
@@ -219,6 +223,7 @@ def test_a_compiled_script_like_nanogpt_prints_the_same_to_the_bit():
     assert reader.attributes.model.startswith("Nano, ")
 
 
+@pytest.mark.nightly
 def test_a_script_of_nothing_but_plain_products_is_told_so():
     _write("train.py", NANO.replace("BY_HAND", "(True, True)").replace("COMPILED", "False"))
     plain, watched = _plain("train.py"), _watched("train.py")
@@ -251,6 +256,7 @@ for kind, implementation in (("Llama", "eager"), ("Bert", "sdpa")):
 """
 
 
+@pytest.mark.nightly
 def test_a_script_of_transformers_prints_the_same_to_the_bit():
     pytest.importorskip("transformers")
     _write("train.py", TRANSFORMERS)
@@ -262,6 +268,7 @@ def test_a_script_of_transformers_prints_the_same_to_the_bit():
     assert "scaledot: 4 of 4 attention layers watched; " in watched.err
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
     _write("train.py", TRAIN)
     _write(
@@ -276,6 +283,7 @@ def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
     assert RunReader("run.rank1.vitals").layers() == {"0": 3, "1": 5}
 
 
+@pytest.mark.slow
 def test_torch_without_attention_leaves_one_line_no_file_and_the_traceback_alone():
     text = "import torch\ndef fall():\n    raise ValueError('boom')\nfall()\n"
     _write("fail.py", text.replace("torch", "json"))  # the same traceback, and sooner

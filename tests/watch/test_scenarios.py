@@ -42,6 +42,8 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.compile
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_losses_are_the_same_to_the_bit(name):
@@ -142,6 +144,7 @@ def test_decoding_one_token_at_a_time():
     assert reading.value("pairs").tolist() == [15 + 6] * 4
 
 
+@pytest.mark.slow
 def test_fully_sharded_layers_are_named_and_read_as_ever(tmp_path):
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh

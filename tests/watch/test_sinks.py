@@ -125,6 +125,7 @@ def test_a_forked_copy_does_nothing(tmp_path):
     assert [line["step"] for line in lines] == [0, 2]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_at_exit_and_no_library_is_loaded_before_its_sink_is_made(tmp_path):
     code = """
 import sys

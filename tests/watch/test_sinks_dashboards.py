@@ -58,6 +58,7 @@ def history_of(path):
             }
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline_holds_pictures_and_aggregates(tmp_path):
     needs("wandb", "wandb")
     code = """
@@ -100,6 +101,7 @@ users.finish()
     assert shared["scaledot/step"] == 5
 
 
+@pytest.mark.slow
 def test_trackio_holds_pictures_and_aggregates_without_a_network(tmp_path):
     needs("trackio", "trackio")
     code = """

@@ -66,7 +66,7 @@ def test_json_lines_are_on_the_disk_without_a_flush(tmp_path, wait_for):
 def wait_for():
     import time
 
-    def wait(condition, seconds=10.0):
+    def wait(condition, seconds=60.0):
         end = time.monotonic() + seconds
         while not condition() and time.monotonic() < end:
             time.sleep(0.02)

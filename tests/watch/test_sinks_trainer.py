@@ -69,6 +69,7 @@ def series(path, name):
     return found
 
 
+@pytest.mark.slow
 def test_the_callback_reads_every_layer_and_changes_nothing(tmp_path):
     plain = trainer(tmp_path)
     plain.train()
@@ -97,6 +98,7 @@ def test_the_callback_reads_every_layer_and_changes_nothing(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_training_goes_on_counting(tmp_path):
     store = tmp_path / "run.vitals"
     first = trainer(

@@ -1,5 +1,8 @@
 """When a step ends, and what belongs to training."""
 
+import gc
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +14,8 @@ from torch.utils.checkpoint import (
 from watched_models import VOCABULARY, TinyGPT, language_loss, train
 
 from scaledot import Watch
+from scaledot.watch.losses import Losses
+from scaledot.watch.remedies import beside
 from scaledot.watch.steps import StepEnds, learning_rate, phase_of
 
 
@@ -50,6 +55,135 @@ def test_an_optimizer_that_takes_over_ends_steps_again(ends, parameter):
     for _ in range(3):
         second.step()
     assert ends == [first, second, second]
+
+
+def trained(optimizer, parameter):
+    optimizer.zero_grad()
+    parameter.square().sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_two_optimizers_that_share_a_pass_end_one_step_between_them(ends, parameter):
+    matrices, rest = torch.optim.SGD([parameter]), torch.optim.AdamW([parameter])
+    for _ in range(3):
+        trained(matrices, parameter)
+        rest.step()
+    assert ends == [matrices] * 3
+
+
+def test_two_optimizers_with_passes_of_their_own_end_a_step_each(ends, parameter):
+    generator, critic = torch.optim.SGD([parameter]), torch.optim.AdamW([parameter])
+    for _ in range(3):
+        trained(critic, parameter)
+        trained(generator, parameter)
+    assert ends == [critic, generator] * 3
+
+
+@pytest.mark.parametrize("before", ["kept", "dropped", "collected"])
+def test_an_optimizer_that_takes_the_place_of_another_loses_no_step(ends, parameter, before):
+    first = torch.optim.SGD([parameter])
+    for _ in range(3):
+        trained(first, parameter)
+    ends.clear()
+    if before != "kept":
+        del first
+    if before == "collected":
+        gc.collect()
+    second = torch.optim.SGD([parameter])
+    for _ in range(3):
+        trained(second, parameter)
+    assert ends == [second] * 3
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_new_optimizer_in_each_step_ends_each(parameter, kept):
+    number = 0
+
+    def ended(optimizer):
+        nonlocal number
+        number += 1
+
+    steps, all_of_them = StepEnds(ended), []
+    for _ in range(20):
+        optimizer = trained(torch.optim.SGD([parameter]), parameter)
+        if kept:
+            all_of_them.append(optimizer)
+    steps.remove()
+    assert number == 20
+
+
+def test_a_pass_backward_through_a_kept_graph_is_a_pass(parameter):
+    losses, ended = Losses(), []
+    steps = StepEnds(ended.append)
+    loss = parameter.sum()
+    optimizers = [torch.optim.SGD([parameter]) for _ in range(2)]
+    for optimizer in optimizers:
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    steps.remove()
+    losses.remove()
+    assert ended == optimizers
+
+
+def test_two_threads_that_train_end_steps_of_their_own(ends):
+    """Each with two optimizers that share a pass; the other's passes come in between."""
+    meeting, failed = threading.Barrier(2), []
+
+    def trains():
+        try:
+            parameter = nn.Parameter(torch.ones(2))
+            matrices, rest = torch.optim.SGD([parameter]), torch.optim.AdamW([parameter])
+            for _ in range(5):
+                trained(matrices, parameter)
+                meeting.wait(60)
+                rest.step()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=trains) for _ in range(2)]
+    losses = Losses()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    losses.remove()
+    assert not failed
+    assert len(ends) == 10
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:.*requires_grad=True. Gradients will be None")
+def test_optimizers_inside_a_backward_pass_end_one_step_between_them(ends, parameter, reentrant):
+    """Checkpoints run forward again between them."""
+    layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    optimizers = {one: torch.optim.SGD([one]) for one in layers.parameters()}
+    for one in optimizers:
+        one.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+    for _ in range(3):
+        out = torch.ones(1, 3, requires_grad=True)
+        for layer in layers:
+            out = checkpoint(layer, out, use_reentrant=reentrant)
+        out.sum().backward()
+    assert len(ends) == 3
+    last = trained(torch.optim.SGD([parameter]), parameter)
+    assert ends[3:] == [last]
+
+
+def test_passes_that_try_a_remedy_end_no_step(parameter):
+    matrices, rest = torch.optim.SGD([parameter]), torch.optim.AdamW([parameter])
+
+    @torch.enable_grad()
+    def tried(optimizer):
+        parameter.square().sum().backward()
+
+    with Watch(every=1, alarms=False) as watch:
+        remedy = beside.StepEnd(watch, tried)
+        for _ in range(3):
+            trained(matrices, parameter)
+            rest.step()
+        remedy.remove()
+        assert watch.step_number == 3
 
 
 @pytest.mark.compile

@@ -74,6 +74,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*requires_grad=True. Gradients will be None")
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
@@ -428,6 +429,7 @@ def test_the_store_ends_with_what_the_watch_cost_in_all(tmp_path):
     assert costs.values[-1] == pytest.approx(watch.cadence.share, rel=0.5)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow():
     model = TinyGPT(layers=1)
     data = torch.zeros(1, 3, dtype=torch.long)

@@ -6,6 +6,7 @@ of the stack has to be known, it is read at every call: outside of modules, with
 autograd.Function around it may want them), and where ranks may share a layer's heads.
 """
 
+import itertools
 import weakref
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Layers:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._known: dict[tuple[int, object, Phase], _Known] = {}  # by the module's id, and site
+        self._innermost: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def of(self, seen: Seen) -> Layer | None:
         """None: somebody else's attention."""
@@ -78,21 +80,31 @@ class Layers:
             return None
         module, name = found
         phase = _phase(seen, where, module)
-        layer = self._names.layer(name, phase, where, _site(seen, where, module))
+        layer = self._names.layer(name, phase, where, self._site(seen, where, module))
         return Layer(name, layer, phase, module, where.modules)
+
+    def _site(self, seen: Seen, where: place.Place, module: nn.Module | None) -> object:
+        """What tells two attentions of one module apart."""
+        if seen.compiled:
+            return seen.site
+        if seen.module is not None or isinstance(module, nn.MultiheadAttention):
+            return ()  # the module is the attention, whichever of its paths it takes
+        innermost = where.modules[0] if where.modules else None
+        if innermost is None or innermost is module:
+            return where.site
+        return (*where.site, self._number(innermost))
+
+    def _number(self, module: nn.Module) -> int:
+        """Number a module without a name. One made anew for each call gets its forerunner's."""
+        number = self._innermost.get(module)
+        if number is None:
+            taken = set(self._innermost.values())
+            number = next(number for number in itertools.count() if number not in taken)
+            self._innermost[module] = number
+        return number
 
 
 def _phase(seen: Seen, where: place.Place, module: nn.Module | None) -> Phase:
     if seen.training is not None:
         return "train" if seen.training else "eval"
     return phase_of(module, where.inside_function)
-
-
-def _site(seen: Seen, where: place.Place, module: nn.Module | None) -> object:
-    """What tells two attentions of one module apart."""
-    if seen.compiled:
-        return seen.site
-    if seen.module is not None or isinstance(module, nn.MultiheadAttention):
-        return ()  # the module is the attention, whichever of its paths it takes
-    innermost = where.modules[0] if where.modules else None
-    return (*where.site, *(() if innermost is module else (id(innermost),)))

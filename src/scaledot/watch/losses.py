@@ -10,6 +10,7 @@ calls, as in transformers' Trainer, which divides in one way or another; else it
 
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +22,14 @@ from scaledot.watch.late import Late
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.reading import LOSS
 
+
+class _Passes(threading.local):
+    """How many backward passes this thread has begun, for `steps`."""
+
+    backward = 0
+
+
+passes = _Passes()
 _listeners: list["Losses"] = []
 _patches: list[Attribute] = []
 _scaled: dict[int, Any] = {}  # products of a GradScaler, by id, while they live
@@ -139,6 +148,7 @@ def _made() -> list[Attribute]:
 
 def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
     def told(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        passes.backward += 1
         one = tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
         if _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled

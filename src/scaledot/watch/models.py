@@ -12,14 +12,20 @@ from scaledot.watch.reading import summary
 
 
 def trained_by(optimizer: Optimizer) -> list[nn.Module]:
-    """The outermost modules that hold a parameter of the optimizer."""
-    trained = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    return [model for model in _outermost() if trained & _identities(model.parameters())]
+    """Find the outermost modules that hold a parameter of the optimizer, in its order."""
+    trained = [id(tensor) for group in optimizer.param_groups for tensor in group["params"]]
+    place = {one: number for number, one in enumerate(trained)}
+    found = []
+    for model in _outermost():
+        if held := place.keys() & _identities(model.parameters()):
+            found.append((min(place[one] for one in held), -len(list(model.modules())), model))
+    return [model for *_, model in sorted(found, key=lambda one: one[:2])]
 
 
 def around(module: nn.Module) -> nn.Module:
-    """The outermost module that it is a part of; itself where there is none."""
-    return next((model for model in _outermost() if module in model.modules()), module)
+    """Find the outermost module that it is a part of, of several the largest; else itself."""
+    holders = [model for model in _outermost() if module in model.modules()]
+    return max(holders, key=lambda model: len(list(model.modules())), default=module)
 
 
 def in_words(models: Iterable[nn.Module]) -> str:
@@ -33,7 +39,7 @@ def in_words(models: Iterable[nn.Module]) -> str:
 
 
 def _outermost() -> list[nn.Module]:
-    """Every module of the process that is no part of another: one pass over all objects."""
+    """Find every module of the process that is no part of another, in no order to rely on."""
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     parts = set().union(*(_identities(_children(module)) for module in found))
     return [module for module in found if id(module) not in parts]

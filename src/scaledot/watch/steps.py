@@ -1,6 +1,8 @@
-"""When a step ends, and whether a call belongs to training or to evaluation."""
+"""Find when a step ends, and whether a call belongs to training or to evaluation."""
 
 import itertools
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,21 +11,25 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from scaledot.watch import losses
 from scaledot.watch.probes.compiled import constant
 from scaledot.watch.reading import Phase
 
 
 class StepEnds:
-    """Calls `ended(optimizer)` once a training step, after its optimizer's step.
+    """Call `ended(optimizer)` once a training step, after its optimizer's step.
 
-    Micro-batches before it belong to the step. Two optimizers that take turns (Muon for matrices
-    and AdamW for the rest) end one step between them: the one that stepped last is not asked
-    again until one of them comes a second time. A step that a GradScaler skips does not end.
+    A step ends when an optimizer steps after a forward or backward pass that came since the last
+    end. Micro-batches before it belong to the step. Optimizers that share the passes (Muon for
+    matrices and AdamW for the rest) end one step between them; those that have passes of their own
+    (the two of a GAN, or one that takes the place of another) end one each. Where autograd sees no
+    pass (gradients written by hand, replayed CUDA graphs), a step ends when an optimizer that has
+    stepped since the last end steps again. A step that a GradScaler skips does not end.
     """
 
     def __init__(self, ended: Callable[[Optimizer | None], None]) -> None:
         self._ended = ended
-        self._stepped: set[int] = set()  # who has stepped since a step ended
+        self._thread = _Thread()  # each of several that train has steps of its own
         self._number = next(_numbers)
         _compiled_hooks[self._number] = self
         self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -32,17 +38,53 @@ class StepEnds:
         if torch.compiler.is_compiling():  # torch.compile(optimizer.step)
             _compiled_step(_BUFFER, self._number, _number_of_trace())
         else:
-            self.stepped(id(optimizer), optimizer)
+            self.stepped(weakref.ref(optimizer), optimizer)
 
-    def stepped(self, who: int, optimizer: Optimizer | None) -> None:
-        if who in self._stepped or not self._stepped:
-            self._stepped.clear()
+    def stepped(self, who: "weakref.ref[Optimizer] | int", optimizer: Optimizer | None) -> None:
+        thread = self._thread
+        if who in thread.stepped or self._pass_came():
+            thread.stepped.clear()
             self._ended(optimizer)
-        self._stepped.add(who)
+            thread.in_backward = _in_backward()
+            self.forget_passes()
+        thread.stepped.append(who)
+
+    def forget_passes(self) -> None:
+        """Count the passes up to now to what has been: they are not the training's."""
+        self._thread.passes = _passes()
+
+    def _pass_came(self) -> bool:
+        if _in_backward():  # where checkpoints run forward again between two optimizers
+            return not self._thread.in_backward
+        return self._thread.passes != _passes()
 
     def remove(self) -> None:
         self._handle.remove()
         _compiled_hooks.pop(self._number, None)
+
+
+class _Thread(threading.local):
+    """What a thread's last end of a step has left."""
+
+    def __init__(self) -> None:
+        # Who has stepped since: optimizers, and compiled steps by their number.
+        self.stepped: list[weakref.ref[Optimizer] | int] = []
+        self.in_backward = False  # it was inside a backward pass
+        self.passes: tuple[int, int] | None = None  # how many there had been
+
+
+def _passes() -> tuple[int, int]:
+    """Return numbers that rise with each forward and each backward pass of this thread.
+
+    The first counts the nodes of autograd's graphs; the second misses passes where losses are not
+    kept.
+    """
+    return torch._C._autograd._get_sequence_nr(), losses.passes.backward
+
+
+def _in_backward() -> bool:
+    """Whether an optimizer steps inside a backward pass, from a hook of a gradient."""
+    return torch._C._current_graph_task_id() != -1
 
 
 _numbers = itertools.count()

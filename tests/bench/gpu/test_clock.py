@@ -84,6 +84,7 @@ def test_a_slow_host_is_not_in_the_time(machine):
     assert raced.samples["peer"].values == pytest.approx([3e-4] * 7)
 
 
+@pytest.mark.nightly
 def test_a_pause_that_was_too_short_is_lengthened(machine):
     hosts = iter(
         [1e-5] * 8
@@ -98,6 +99,7 @@ def test_a_pause_that_was_too_short_is_lengthened(machine):
     assert raced.samples["only"].values == pytest.approx([2e-4] * 9)
 
 
+@pytest.mark.nightly
 def test_a_contender_that_waits_is_named_and_slows_nobody_else(machine):
     contenders = {
         "peer": machine.contender("peer", host=5e-4, gpu=1e-4),
@@ -112,6 +114,7 @@ def test_a_contender_that_waits_is_named_and_slows_nobody_else(machine):
     assert min(raced.samples["waiter"].values) >= 2e-4  # its own waiting is its own time
 
 
+@pytest.mark.nightly
 def test_contenders_take_turns_and_the_cache_is_emptied_before_each(machine):
     contenders = {
         name: machine.contender(name, host=1e-5, gpu=1e-3) for name in ("peer", "ours", "third")
@@ -127,6 +130,7 @@ def test_contenders_take_turns_and_the_cache_is_emptied_before_each(machine):
     ]
 
 
+@pytest.mark.nightly
 def test_progress_is_drawn_once_a_round(machine):
     drawn = []
     contenders = {"only": machine.contender("only", host=1e-5, gpu=1e-3)}

@@ -479,6 +479,7 @@ def test_size_moves_dots_but_not_bounds():
     assert large.additive.bound == small.additive.bound
 
 
+@pytest.mark.nightly
 def test_times_are_measured_only_when_asked():
     assert experiments.scores().additive.milliseconds is None
     result = experiments.scores(measure=True)

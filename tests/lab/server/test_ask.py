@@ -217,7 +217,7 @@ def test_a_race_stops_when_it_is_told_to(client, monkeypatch):
 
     def race_steps(**arguments):
         for step in range(arguments["steps"]):
-            assert released.acquire(timeout=20)
+            assert released.acquire(timeout=60)
             made.append(step)
             yield {"step": step}
 
@@ -242,7 +242,7 @@ def test_a_new_race_stops_the_one_before(client, monkeypatch):
 
     def race_steps(**arguments):
         for step in range(arguments["steps"]):
-            assert released.acquire(timeout=20)
+            assert released.acquire(timeout=60)
             yield {"step": step, "seed": arguments["seed"]}
 
     monkeypatch.setattr(answers, "race_steps", race_steps)

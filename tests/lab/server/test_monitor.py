@@ -54,7 +54,7 @@ class Viewer(Frames):
     def send(self, message: dict) -> None:
         self.socket.send(json.dumps(message))
 
-    def until(self, true, seconds: float = 20.0) -> None:
+    def until(self, true, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while not true():
             self.take(self.socket.recv(timeout=max(0.01, end - time.monotonic())))

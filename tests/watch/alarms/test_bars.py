@@ -17,6 +17,7 @@ def _study_on_path():
     sys.path.remove(str(STUDY))
 
 
+@pytest.mark.nightly
 def test_the_sick_run_is_told_of_in_time_while_loss_and_gradient_norm_are_quiet():
     import bars
     import runs
@@ -26,6 +27,7 @@ def test_the_sick_run_is_told_of_in_time_while_loss_and_gradient_norm_are_quiet(
     assert holds, words
 
 
+@pytest.mark.slow
 def test_heads_that_are_one_hot_by_right_are_left_in_peace():
     import bars
     import runs

@@ -186,6 +186,7 @@ def test_thresholds_can_be_set_and_kinds_switched_off():
     assert judged(sick, early)[0].step < judged(sick)[0].step
 
 
+@pytest.mark.nightly
 def test_a_step_of_a_thousand_heads_costs_little():
     rng = np.random.default_rng(0)
     steps = [

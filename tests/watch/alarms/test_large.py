@@ -104,6 +104,7 @@ def test_recordings_of_the_small_runs_keep_their_names():
     assert len(names) == 3
 
 
+@pytest.mark.nightly
 def test_the_command_trains_in_workers_and_writes_every_row(toys, tmp_path):
     rows, folder = toys
     csv = tmp_path / "rows.csv"
@@ -118,6 +119,7 @@ def quoted(value) -> str:
     return f'"{value}"' if "," in str(value) else str(value)
 
 
+@pytest.mark.nightly
 def test_without_a_gpu_the_command_says_so_in_a_sentence():
     import torch
 
@@ -131,7 +133,7 @@ def command(*flags):
         [sys.executable, STUDY / "study.py", "--large", *flags],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={"PYTHONPATH": str(STUDY.parents[1] / "src"), "OMP_NUM_THREADS": "1"},
     )
@@ -153,6 +155,7 @@ def test_runs_are_taken_from_all_families_in_turn_and_written_in_their_order():
     assert [(job.family.name, job.setup.seed, job.setup.rate) for job in ordered] == expected
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_costs_its_row_only(toys, monkeypatch, tmp_path, capsys):
     import large
 

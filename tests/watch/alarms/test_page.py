@@ -17,6 +17,7 @@ def page(monkeypatch):
     return page
 
 
+@pytest.mark.nightly
 def test_the_tables_and_the_picture_are_made_from_the_csv(page, tmp_path, monkeypatch):
     written, drawn = page.PAGE.read_text(encoding="utf-8"), page.SVG.read_text(encoding="utf-8")
     monkeypatch.setattr(page, "PAGE", tmp_path / "alarms.md")

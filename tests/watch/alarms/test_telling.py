@@ -71,10 +71,11 @@ def _run(folder: Path, *options: str, script: tuple[str, ...] = ()) -> subproces
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
 
 
+@pytest.mark.slow
 def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     done = _run(tmp_path, "--alarms", "alarms.jsonl")
     assert done.returncode == 0
@@ -94,6 +95,7 @@ def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     assert {one["layer"] for one in lines if one["kind"] == "collapse"} == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_fail_on_ends_the_run_with_exit_code_3(tmp_path):
     done = _run(tmp_path, "--fail-on", "warn")
     assert done.returncode == 3
@@ -106,6 +108,7 @@ def test_fail_on_ends_the_run_with_exit_code_3(tmp_path):
     assert last.step == steps - 1
 
 
+@pytest.mark.nightly
 def test_a_remedy_is_applied_and_dry_run_only_says_so(tmp_path):
     most = {}
     for name, options in {"clipped": (), "dry": ("--dry-run",)}.items():
@@ -120,6 +123,8 @@ def test_a_remedy_is_applied_and_dry_run_only_says_so(tmp_path):
     assert most["dry"] > 300
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize(("how", "code"), [("crash", 1), ("leave", 7)])
 def test_an_end_of_the_script_s_own_is_no_alarm(tmp_path, how, code):
     done = _run(tmp_path, "--fail-on", "act", "--alarm", "collapse=off", script=(how,))

@@ -13,20 +13,21 @@ from scaledot.watch.ranks import meeting
 from scaledot.watch.store import RunReader
 
 LAST = 6  # the step in which rank 1 is lost
+LONGEST = 3.0  # seconds that a rank is waited for
 
 
 def test_a_killed_rank_is_named_and_the_other_goes_on(tmp_path):
     path = tmp_path / "run.vitals"
     (found, _) = spawn(_lose_rank_1, 2, str(path), "kill", may_die=(1,))
     _assert_goes_on(found, path)
-    assert found["seconds"] < 20
+    assert found["waited"] == 0
 
 
 def test_a_rank_that_hangs_is_waited_for_once(tmp_path):
     path = tmp_path / "run.vitals"
     (found, _) = spawn(_lose_rank_1, 2, str(path), "hang", may_die=(1,))
     _assert_goes_on(found, path)
-    assert 3 <= found["seconds"] < 20
+    assert found["waited"] == 1
 
 
 def _assert_goes_on(found, path):
@@ -39,9 +40,8 @@ def _assert_goes_on(found, path):
 
 
 def _lose_rank_1(rank, world, path, how):
-    meeting.LONGEST = 3.0
-    lines = Lines()
-    began = time.monotonic()
+    meeting.LONGEST = LONGEST
+    lines, waited = Lines(), 0
     with Watch(every=1, store=path, alarms=False):
         optimizer = torch.optim.SGD((model := made()).parameters(), lr=0.0)
         for step in range(20):
@@ -51,5 +51,7 @@ def _lose_rank_1(rank, world, path, how):
                 time.sleep(7)
                 os._exit(0)
             loss_of(model(data(step)), data(step)).backward()
+            began = time.monotonic()
             optimizer.step()
-    return {"lines": lines.lines, "seconds": time.monotonic() - began}
+            waited += time.monotonic() - began >= LONGEST
+    return {"lines": lines.lines, "waited": waited}

@@ -1,5 +1,6 @@
 """Every way to spread a training over ranks: one reading, as one process reads the whole batch."""
 
+import pytest
 import torch
 from ranks import spawn
 from torch import distributed as dist
@@ -22,10 +23,12 @@ from watched_ranks import (
 from scaledot import distributed
 
 
+@pytest.mark.slow
 def test_two_ranks_read_as_one_process():
     spawn(_two_ranks, 2)
 
 
+@pytest.mark.slow
 def test_four_ranks_in_two_dimensions_read_as_one_process():
     spawn(_four_ranks, 4)
 

@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
 def _python(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600
     )
 
 
@@ -65,6 +65,7 @@ def _assert_one_store_and_one_voice(done, name):
     assert len(run.scalars("loss").steps) == 12
 
 
+@pytest.mark.nightly
 def test_scaledot_run_starts_torchrun(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     options = ["--every", "1", "--store", "run.vitals"]
@@ -76,6 +77,7 @@ def test_scaledot_run_starts_torchrun(capsys, monkeypatch):
     assert "2 ranks" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_torchrun_starts_scaledot_run_and_an_alarm_ends_all_ranks():
     """The alarm is one of the second rank's; it ends both after the same step."""
     options = ["--every", "1", "--store", "run.vitals", "--fail-on", "warn", "--alarms", "a.jsonl"]

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from ranks import spawn
 from torch import distributed as dist
@@ -25,6 +26,7 @@ from scaledot.watch.ranks import meeting
 from scaledot.watch.store import RunReader
 
 
+@pytest.mark.slow
 def test_ranks_that_differ(tmp_path):
     spawn(_differing, 2, str(tmp_path))
     assert sorted(path.name for path in tmp_path.glob("*.vitals")) == [

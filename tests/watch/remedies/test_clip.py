@@ -25,6 +25,7 @@ def limit_between(values):
     return float(ordered[-1] * 0.6 if len(ordered) == 1 else (ordered[-1] + ordered[-2]) / 2)
 
 
+@pytest.mark.slow
 def test_clipped_heads_end_at_the_limit_and_no_other_changes(treated):
     model, layer = treated
     before = maxima(model)[layer]
@@ -37,6 +38,7 @@ def test_clipped_heads_end_at_the_limit_and_no_other_changes(treated):
     assert "a factor at the call" not in applied.describe()
 
 
+@pytest.mark.slow
 def test_undo_restores_every_bit_and_keys_never_change(treated):
     model, _ = treated
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -49,6 +51,8 @@ def test_undo_restores_every_bit_and_keys_never_change(treated):
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 def test_a_clipped_model_resumes_from_its_checkpoint(treated):
     model, layer = treated
     apply("qk-clip:0.01", model, inputs=TOKENS)
@@ -91,6 +95,7 @@ def test_grouped_keys_are_left_alone():
     assert "query rows of the head by gamma (its keys serve other heads too)" in applied.describe()
 
 
+@pytest.mark.slow
 def test_latent_attention_has_its_own_rule():
     """Kimi K2: the root for both compressed parts, gamma for q's rotary part, k's untouched."""
     model = made(BY_WEIGHTS["DeepSeek V3"][0])
@@ -202,6 +207,7 @@ def test_a_head_that_is_never_positive_is_left_alone():
     torch.testing.assert_close(maxima(model)["attend"], before, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_mistakes_are_named():
     model = made(TinyGPT)
     with pytest.raises(RemedyError, match=r"give one batch: apply\('qk-clip:100', model, inputs="):

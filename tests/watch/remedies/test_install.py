@@ -106,6 +106,7 @@ def test_the_next_step_starts_at_the_limit():
     assert (before > LIMIT).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["reentrant", "hooks"])
 def test_recomputation_and_micro_batches_change_nothing(recompute):
     """The largest logit over the step's micro-batches decides."""
@@ -181,6 +182,7 @@ def test_the_store_keeps_what_a_remedy_did_and_the_report_and_top_tell_it(tmp_pa
     assert ("qk-clip:2 since step 0 (dry run)" if dry_run else "qk-clip:2 since step 0") in shown
 
 
+@pytest.mark.slow
 def test_a_remedy_that_found_nothing_to_do_says_so(tmp_path):
     model, path = training(TinyGPT), tmp_path / "r.vitals"
     with Watch(model, store=path, alarms=False) as watch:
@@ -266,6 +268,7 @@ def test_refused_after_a_norm_and_the_run_goes_on(name):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "remedy"), [(Curved, "qk-clip:2"), (Outside, "temperature:2")])
 def test_a_factor_at_the_call_follows_the_readings(make, remedy):
     model = training(make)
@@ -335,6 +338,7 @@ def test_the_watch_takes_everything_with_it():
         optimizer.step()  # no hook is left that would stumble
 
 
+@pytest.mark.slow
 def test_readings_go_on_as_without_a_remedy():
     losses = []
     for remedied in (False, True):
@@ -394,6 +398,7 @@ def one_by_one(model, optimizer, batches):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "remedy", "keys"),
     [

@@ -15,6 +15,7 @@ MAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [

@@ -331,6 +331,8 @@ def assert_close(state, expected):
         torch.testing.assert_close(value, expected[path], **ROUNDING)
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 def test_shards_are_scaled_to_the_bits_of_one_process(ranks):
     for rank, result in enumerate(ranks):
         for (name, how), state in result["layouts"].items():
@@ -338,6 +340,8 @@ def test_shards_are_scaled_to_the_bits_of_one_process(ranks):
             assert_same_bits(state, expected, (rank, name, how))
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 def test_runs_end_as_in_one_process(ranks):
     for result in ranks:
         for (name, remedy, _how), run in result["runs"].items():
@@ -351,6 +355,7 @@ def test_runs_end_as_in_one_process(ranks):
             assert any((factor < 0.9).any() for factor in run["factors"].values()) == at_call
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(of_two):
     """One process, too, goes on from what two ranks have kept."""
     one = trained(fresh("normed"), sequences(), TEMPERATURE)

@@ -35,6 +35,7 @@ def sharded(make, mesh):
     return fully_shard(model, mesh=mesh)
 
 
+@pytest.mark.slow
 def test_apply_scales_the_local_rows(mesh):
     model, twin = sharded(Outside, mesh), made(Outside)
     assert type(model.to_q.weight).__name__ == "DTensor"

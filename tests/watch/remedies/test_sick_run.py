@@ -27,6 +27,7 @@ def evidence():
     return module
 
 
+@pytest.mark.slow
 def test_a_sick_run_is_better_with_the_clip(evidence):
     sick, clipped = (
         {name: float(value) for name, value in evidence.one(remedy, 0, SMALL).items()
@@ -61,6 +62,8 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_the_verb_clips_a_script(tmp_path, dry_run):
     script, store = tmp_path / "train.py", tmp_path / "run.vitals"
@@ -70,7 +73,7 @@ def test_the_verb_clips_a_script(tmp_path, dry_run):
         [sys.executable, "-m", "scaledot", "run", *flags, "--store", str(store), str(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
     )

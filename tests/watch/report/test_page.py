@@ -233,6 +233,7 @@ def test_a_page_is_seen_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.glob("*page*")] == ["page.html"]
 
 
+@pytest.mark.nightly
 def test_a_long_run_of_a_large_model_makes_a_small_page_quickly(tmp_path):
     """10,000 steps of 32 x 32 heads, every one of them read, judged anew: the slowest way."""
     path = write_large(tmp_path / "large.vitals")

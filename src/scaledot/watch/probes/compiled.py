@@ -26,7 +26,7 @@ class Site(NamedTuple):
     """A call inside a compiled graph."""
 
     module: "weakref.ref[nn.Module] | None"
-    lines: tuple[int, ...]  # from the module to the call
+    lines: tuple[object, ...]  # from the module to the call: code and offset of each function
     with_grad: bool
 
 
@@ -121,12 +121,12 @@ def _outermost_module(tracers: list[Any]) -> nn.Module | None:
     return None
 
 
-def _lines(module: nn.Module | None) -> tuple[int, ...]:
+def _lines(module: nn.Module | None) -> tuple[object, ...]:
     """Where each function between the module's forward and the call stands."""
     forward = getattr(type(module).forward, "__code__", None) if module is not None else None
-    lines: list[int] = []
+    lines: list[object] = []
     for tracer in _tracers():
-        lines += (id(tracer.f_code), tracer.current_instruction.offset or 0)
+        lines += (tracer.f_code, tracer.current_instruction.offset or 0)
         if tracer.f_code is forward:
             break
     return tuple(lines)

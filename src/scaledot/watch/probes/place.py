@@ -15,26 +15,31 @@ from torch import nn
 CALL = nn.Module._wrapped_call_impl.__code__
 
 
+# Code and offset of each frame. The code itself, not its address: a notebook's cell that runs again
+# is equal to what it was, and an address is given to other code in time.
+Site = tuple[object, ...]
+
+
 class Place(NamedTuple):
     modules: tuple[nn.Module, ...]  # that are running, the innermost first
-    site: tuple[int, ...]  # the lines between the innermost module and the call
+    site: Site  # the lines between the innermost module and the call
     inside_function: bool  # of an autograd.Function's forward, as in reentrant checkpointing
     caller: str  # the function that called, for attention outside of any module
 
 
-def near(ours: int) -> tuple[nn.Module | None, tuple[int, ...]]:
+def near(ours: int) -> tuple[nn.Module | None, Site]:
     """The innermost module and the site, as `here` has them, and nothing of what lies around it.
 
     ours: how many frames, the caller's included, are the watch's own at every call.
     """
-    site: list[int] = []
+    site: list[object] = []
     frame: FrameType | None = sys._getframe(ours + 1)
     while frame is not None:
         code = frame.f_code
         if code is CALL:
             return frame.f_locals["self"], tuple(site)
         if not frame.f_globals.get("__name__", "").startswith(PASSING):
-            site += (id(code), frame.f_lasti)
+            site += (code, frame.f_lasti)
         frame = frame.f_back
     return None, ()
 
@@ -42,7 +47,7 @@ def near(ours: int) -> tuple[nn.Module | None, tuple[int, ...]]:
 def here() -> Place:
     """The place of whoever called the probe that calls this."""
     modules: list[nn.Module] = []
-    site: list[int] = []
+    site: list[object] = []
     inside_function = False
     caller = ""
     frame: FrameType | None = sys._getframe(1)
@@ -53,7 +58,7 @@ def here() -> Place:
         else:
             # Our own lines are not the model's: a remedy comes and goes, and the layer stays.
             if not modules and not frame.f_globals.get("__name__", "").startswith(PASSING):
-                site += (id(code), frame.f_lasti)
+                site += (code, frame.f_lasti)
             if code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
                 inside_function = True
             if not caller and not frame.f_globals.get("__name__", "").startswith(OURS):

@@ -31,17 +31,21 @@ def ranks_in(mesh: Any) -> tuple[int, ...]:
 
 
 def ranks_along(name: str) -> tuple[int, ...]:
-    """Of a DeviceMesh that the user has made with a dimension of this name; none: ()."""
+    """Find the ranks of the DeviceMesh that the user has made with a dimension of this name.
+
+    (): there is none, or there are several that say different things.
+    """
     module = sys.modules.get("torch.distributed.device_mesh")
     if module is None:
         return ()
+    found = set()
     for thing in gc.get_objects():  # a mesh is known to nobody but its maker
         if type(thing) is module.DeviceMesh and name in (thing.mesh_dim_names or ()):
             try:
-                return ranks_in(thing.get_group(name))
+                found.add(ranks_in(thing.get_group(name)))
             except (RuntimeError, ValueError):  # a mesh of a group that has gone, or of other ranks
                 continue
-    return ()
+    return found.pop() if len(found) == 1 else ()
 
 
 def numbered(names: Iterable[str]) -> tuple[Numbered, ...]:

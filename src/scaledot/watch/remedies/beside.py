@@ -157,3 +157,5 @@ class StepEnd:
                 self._ended(optimizer)
         except Exception:
             log.exception("a remedy could not be applied after a step; training goes on")
+        finally:
+            self._watch._ends.forget_passes()  # those that try the remedy are not the training's
