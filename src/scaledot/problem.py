@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from scaledot import scale as scale_rules
+from scaledot.errors import ArgumentError, ArgumentTypeError
 
 FLOAT_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ALIGNMENTS = ("top_left", "bottom_right")
@@ -80,7 +81,7 @@ def describe(
 ) -> Problem:
     """The record of a call, or one clear error."""
     if value is None and not scores_only:
-        raise TypeError("value must be a tensor, got None; scaledot.vitals needs no value")
+        raise ArgumentTypeError("value must be a tensor, got None; scaledot.vitals needs no value")
     if not _obviously_fine(query, key, value):
         _check_tensors(query, key, value)
     if cu_seqlens is not None:
@@ -95,16 +96,16 @@ def describe(
         scale = 1.0
     number, log_n, head_scale = _read_scale(scale, query, num_heads)
     if not isinstance(is_causal, bool) and (isinstance(is_causal, str) or is_causal not in (0, 1)):
-        raise TypeError(f"is_causal={is_causal!r} must be True or False")
+        raise ArgumentTypeError(f"is_causal={is_causal!r} must be True or False")
     left, right = _read_window(window, bool(is_causal))
     if causal_align not in ALIGNMENTS:
-        raise ValueError(f"causal_align={causal_align!r}; use 'top_left' or 'bottom_right'")
+        raise ArgumentError(f"causal_align={causal_align!r}; use 'top_left' or 'bottom_right'")
     dropout_p = _number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:  # NaN fails too
-        raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1]")
+        raise ArgumentError(f"dropout_p={dropout_p} must lie in [0, 1]")
     cap = 0.0 if softcap is None else _number("softcap", softcap)
     if softcap is not None and not 0.0 < cap <= LARGEST_CAP:
-        raise ValueError(
+        raise ArgumentError(
             f"softcap={softcap} must be a positive number, at most {LARGEST_CAP:.3g}; "
             f"leave it out for no cap"
         )
@@ -177,31 +178,31 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
         if tensor is None and name == "value":
             continue
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+            raise ArgumentTypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         if not is_dense(tensor):
             if not tensor.is_nested:
-                raise TypeError(f"{name} is a sparse tensor; use {name}.to_dense()")
-            raise TypeError(
+                raise ArgumentTypeError(f"{name} is a sparse tensor; use {name}.to_dense()")
+            raise ArgumentTypeError(
                 f"{name} is a nested tensor; sequences of unequal length are packed for "
                 f"attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k), or padded and "
                 f"told by key_lengths"
             )
         if tensor.dim() < 2:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has shape {list(tensor.shape)}; it needs at least 2 dimensions, "
                 f"[..., heads, tokens, width]"
             )
         if tensor.dtype not in FLOAT_TYPES:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{name} is {tensor.dtype}; attention takes float64, float32, bfloat16 or "
                 f"float16: convert it with {name}.to(torch.float32)"
             )
         if tensor.dtype != query.dtype:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{name} is {tensor.dtype} but query is {query.dtype}; convert one of them"
             )
         if tensor.device != query.device:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} is on {tensor.device} but query is on {query.device}; "
                 f"move it with {name}.to(query.device)"
             )
@@ -209,12 +210,12 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
 
 def _check_sizes(query: Tensor, key: Tensor, value: Tensor | None) -> None:
     if key.shape[-1] != query.shape[-1]:
-        raise ValueError(
+        raise ArgumentError(
             f"key has width {key.shape[-1]} but query has width {query.shape[-1]}; "
             f"their last dimensions must be equal"
         )
     if value is not None and value.shape[-2] != key.shape[-2]:
-        raise ValueError(
+        raise ArgumentError(
             f"value has {value.shape[-2]} tokens but key has {key.shape[-2]}; "
             f"each key needs exactly one value"
         )
@@ -232,12 +233,12 @@ def _as_four_dimensions(
             continue
         if not enable_gqa:
             hint = "; pass enable_gqa=True" if count and heads[0] % count == 0 else ""
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has {count} heads but query has {heads[0]}; the numbers of heads must be "
                 f"equal{hint}"
             )
         if count == 0 or heads[0] % count:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has {count} heads but query has {heads[0]}; query heads must be a "
                 f"multiple of {name} heads"
             )
@@ -268,7 +269,7 @@ def _broadcast(what: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         listed = ", ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(
+        raise ArgumentError(
             f"the {what} of query, key and value do not fit together: {listed}"
         ) from None
 
@@ -278,25 +279,27 @@ def _read_scale(
 ) -> tuple[float, bool, Tensor | None]:
     d_k = query.shape[-1]
     if num_heads is not None and num_heads < 1:
-        raise ValueError(f"num_heads={num_heads} must be at least 1")
+        raise ArgumentError(f"num_heads={num_heads} must be at least 1")
     if scale is None:
         return scale_rules.resolve("sqrt_dk", d_k), False, None
     if isinstance(scale, str):
         return scale_rules.resolve(scale, d_k, num_heads), scale == "log_n", None
     if isinstance(scale, Tensor):
         if not scale.dtype.is_floating_point:
-            raise TypeError(f"scale is {scale.dtype}; a scale tensor must be floating point")
+            raise ArgumentTypeError(
+                f"scale is {scale.dtype}; a scale tensor must be floating point"
+            )
         if scale.numel() == 1:
             scale = scale.reshape(1).expand(query.shape[1])
         return 1.0, False, _read_per_head("scale", scale, query, query.shape[1])
     if not isinstance(scale, (int, float)) and not hasattr(scale, "__float__"):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"scale must be a number, the name of a rule ({', '.join(scale_rules.RULES)}) or a "
             f"tensor of one number a head, got {type(scale).__name__}"
         )
     number = _number("scale", scale)
     if not -math.inf < number < math.inf:
-        raise ValueError(f"scale={number} must be finite; leave it out for 1/sqrt(d_k)")
+        raise ArgumentError(f"scale={number} must be finite; leave it out for 1/sqrt(d_k)")
     return number, False, None
 
 
@@ -304,10 +307,10 @@ def _number(name: str, value: Any) -> float:
     """A plain number; comparisons rather than math.isfinite, so that a compiler can trace them."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
-            raise ValueError(f"{name} is a whole number too large for any floating point type")
+            raise ArgumentError(f"{name} is a whole number too large for any floating point type")
         return value
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be a number, got {type(value).__name__}")
     return float(value)
 
 
@@ -317,7 +320,7 @@ def _read_window(
     left = right = None
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"window={window!r} must be a pair (left, right) of key counts; None = unlimited"
             )
         left, right = window
@@ -325,9 +328,11 @@ def _read_window(
             if side is None:
                 continue
             if isinstance(side, bool) or not isinstance(side, int):
-                raise TypeError(f"window={window!r}: each side is a whole number or None")
+                raise ArgumentTypeError(f"window={window!r}: each side is a whole number or None")
             if side < 0:
-                raise ValueError(f"window={window!r}: a side cannot be negative; None = unlimited")
+                raise ArgumentError(
+                    f"window={window!r}: a side cannot be negative; None = unlimited"
+                )
         left, right = (None if side is None else min(side, FARTHEST) for side in (left, right))
     if is_causal:
         right = 0
@@ -339,15 +344,15 @@ def _read_mask(
 ) -> Tensor:
     """The mask as [B|1, H|1, Q|1, K|1]; nothing is expanded, nothing copied up to rank 4."""
     if not isinstance(mask, Tensor):
-        raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
+        raise ArgumentTypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
     if not is_dense(mask):
-        raise TypeError("attn_mask is a sparse or nested tensor; use attn_mask.to_dense()")
+        raise ArgumentTypeError("attn_mask is a sparse or nested tensor; use attn_mask.to_dense()")
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"attn_mask is {mask.dtype}; use a bool mask (True = may be seen) or a float bias"
         )
     if mask.device != query.device:
-        raise ValueError(f"attn_mask is on {mask.device} but query is on {query.device}")
+        raise ArgumentError(f"attn_mask is on {mask.device} but query is on {query.device}")
     if mask.dtype == torch.float64 != query.dtype:  # what float32 does not hold is not -inf
         mask = torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).float()
     full = (*lead, query.shape[-2], key.shape[-2])
@@ -356,7 +361,7 @@ def _read_mask(
         for own, size in zip(reversed(mask.shape), reversed((1, 1, *full)), strict=False)
     ):
         hint = "; a value has no place in vitals(query, key, ...)" if scores_only else ""
-        raise ValueError(
+        raise ArgumentError(
             f"attn_mask has shape {list(mask.shape)}, which does not broadcast to the scores' "
             f"shape {list(full)}{hint}"
         )
@@ -369,51 +374,57 @@ def _read_mask(
 
 def _read_per_head(name: str, tensor: Tensor, query: Tensor, heads: int) -> Tensor:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor of one value a head, got {type(tensor).__name__}")
+        raise ArgumentTypeError(
+            f"{name} must be a tensor of one value a head, got {type(tensor).__name__}"
+        )
     if not tensor.dtype.is_floating_point:
-        raise TypeError(f"{name} is {tensor.dtype}; it must be floating point")
+        raise ArgumentTypeError(f"{name} is {tensor.dtype}; it must be floating point")
     if tuple(tensor.shape) != (heads,):
-        raise ValueError(
+        raise ArgumentError(
             f"{name} has shape {list(tensor.shape)}; it needs one value a query head: [{heads}]"
         )
     if tensor.device != query.device:
-        raise ValueError(f"{name} is on {tensor.device} but query is on {query.device}")
+        raise ArgumentError(f"{name} is on {tensor.device} but query is on {query.device}")
     return tensor.unsqueeze(0)
 
 
 def _read_key_lengths(key_lengths: Tensor, query: Tensor, lead: tuple[int, ...]) -> Tensor:
     if not isinstance(key_lengths, Tensor):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"key_lengths must be a tensor [batch], got {type(key_lengths).__name__}; "
             f"wrap it in torch.tensor(...)"
         )
     if key_lengths.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"key_lengths is {key_lengths.dtype}; it must be int32 or int64")
+        raise ArgumentTypeError(f"key_lengths is {key_lengths.dtype}; it must be int32 or int64")
     if len(lead) < 2:
-        raise ValueError("key_lengths needs a batch dimension: make the query [batch, heads, Q, D]")
+        raise ArgumentError(
+            "key_lengths needs a batch dimension: make the query [batch, heads, Q, D]"
+        )
     if tuple(key_lengths.shape) not in (tuple(lead[:-1]), (math.prod(lead[:-1]),)):
-        raise ValueError(
+        raise ArgumentError(
             f"key_lengths has shape {list(key_lengths.shape)}; it needs one length a batch entry: "
             f"{list(lead[:-1])}"
         )
     if key_lengths.device != query.device:
-        raise ValueError(f"key_lengths is on {key_lengths.device} but query is on {query.device}")
+        raise ArgumentError(
+            f"key_lengths is on {key_lengths.device} but query is on {query.device}"
+        )
     return key_lengths.reshape(-1).contiguous()  # kernels read them one after the other
 
 
 def _read_weight(weight: Tensor, query: Tensor) -> Tensor:
     heads, width = query.shape[1], query.shape[-1]
     if not isinstance(weight, Tensor):
-        raise TypeError(f"weight must be a tensor, got {type(weight).__name__}")
+        raise ArgumentTypeError(f"weight must be a tensor, got {type(weight).__name__}")
     if not weight.dtype.is_floating_point:
-        raise TypeError(f"weight is {weight.dtype}; it must be floating point")
+        raise ArgumentTypeError(f"weight is {weight.dtype}; it must be floating point")
     if tuple(weight.shape) not in ((width,), (heads, width)):
-        raise ValueError(
+        raise ArgumentError(
             f"weight has shape {list(weight.shape)}; it must be [{width}] (the width of the "
             f"projections) or [{heads}, {width}] (one a head)"
         )
     if weight.device != query.device:
-        raise ValueError(f"weight is on {weight.device} but query is on {query.device}")
+        raise ArgumentError(f"weight is on {weight.device} but query is on {query.device}")
     return weight.expand(1, heads, width)
 
 
@@ -423,20 +434,20 @@ def _unpack(
     """Packed [tokens, heads, width] as one batch entry [1, heads, tokens, width]."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor is not None and tensor.dim() != 3:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has shape {list(tensor.shape)}; packed tensors are [tokens, heads, width]"
             )
     for name, ends in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
         if not isinstance(ends, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(ends).__name__}")
+            raise ArgumentTypeError(f"{name} must be a tensor, got {type(ends).__name__}")
         if ends.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"{name} is {ends.dtype}; it must be int32 or int64")
+            raise ArgumentTypeError(f"{name} is {ends.dtype}; it must be int32 or int64")
         if ends.dim() != 1 or ends.shape[0] < 1:
-            raise ValueError(f"{name} has shape {list(ends.shape)}; it must be [sequences + 1]")
+            raise ArgumentError(f"{name} has shape {list(ends.shape)}; it must be [sequences + 1]")
         if ends.device != query.device:
-            raise ValueError(f"{name} is on {ends.device} but query is on {query.device}")
+            raise ArgumentError(f"{name} is on {ends.device} but query is on {query.device}")
     if cu_seqlens[0].shape != cu_seqlens[1].shape:
-        raise ValueError(
+        raise ArgumentError(
             f"cu_seqlens_q names {cu_seqlens[0].shape[0] - 1} sequences but cu_seqlens_k "
             f"{cu_seqlens[1].shape[0] - 1}"
         )

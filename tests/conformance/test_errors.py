@@ -1,4 +1,7 @@
-"""A wrong call raises one clear ValueError or TypeError that names the argument."""
+"""A wrong call raises one clear ValueError or TypeError that names the argument.
+
+Each is a RuntimeError, too: that is what torch's own function raises.
+"""
 
 import math
 import re
@@ -129,7 +132,8 @@ def assert_one_clear_error(about, run):
     with pytest.raises((ValueError, TypeError)) as caught:
         run()
     error = caught.value
-    assert type(error) in (ValueError, TypeError)
+    assert isinstance(error, ValueError) != isinstance(error, TypeError)
+    assert isinstance(error, RuntimeError), "code that catches torch's errors catches ours, too"
     assert re.search(about, str(error)), f"{error!r} does not name {about}"
     assert error.__cause__ is None, "one error, not a chain"
     assert error.__context__ is None or error.__suppress_context__, "one error, not a chain"
