@@ -11,6 +11,9 @@ dimensions are folded into B; `lead` remembers the caller's own leading shape.
 """
 
 import math
+import numbers
+import operator
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +90,7 @@ def describe(
     if cu_seqlens is not None:
         query, key, value = _unpack(query, key, value, cu_seqlens)
     _check_sizes(query, key, value)
+    enable_gqa = _read_flag("enable_gqa", enable_gqa)
     lead = query.shape[:-2]
     same_lead = key.shape[:-2] == lead and (value is None or value.shape[:-2] == lead)
     if len(lead) != 2 or not same_lead:
@@ -94,16 +98,25 @@ def describe(
     heads = query.shape[1]
     if scale is None and weight is not None:
         scale = 1.0
-    number, log_n, head_scale = _read_scale(scale, query, num_heads)
-    if not isinstance(is_causal, bool) and (isinstance(is_causal, str) or is_causal not in (0, 1)):
-        raise ArgumentTypeError(f"is_causal={is_causal!r} must be True or False")
-    left, right = _read_window(window, bool(is_causal))
-    if causal_align not in ALIGNMENTS:
+    factor, log_n, head_scale = _read_scale(scale, query, num_heads)
+    is_causal = _read_flag("is_causal", is_causal)
+    if not isinstance(causal_align, str) or causal_align not in ALIGNMENTS:
         raise ArgumentError(f"causal_align={causal_align!r}; use 'top_left' or 'bottom_right'")
-    dropout_p = _number("dropout_p", dropout_p)
+    if attn_mask is not None and is_causal_bias(attn_mask):
+        attn_mask, causal_align = _read_causal_bias(
+            attn_mask,
+            query,
+            key,
+            is_causal,
+            "top_left" if window is None else causal_align,
+            window is None and key_lengths is None,
+        )
+        is_causal = is_causal or attn_mask is None
+    left, right = _read_window(window, is_causal)
+    dropout_p = number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:  # NaN fails too
         raise ArgumentError(f"dropout_p={dropout_p} must lie in [0, 1]")
-    cap = 0.0 if softcap is None else _number("softcap", softcap)
+    cap = 0.0 if softcap is None else number("softcap", softcap)
     if softcap is not None and not 0.0 < cap <= LARGEST_CAP:
         raise ArgumentError(
             f"softcap={softcap} must be a positive number, at most {LARGEST_CAP:.3g}; "
@@ -122,7 +135,7 @@ def describe(
         cu_seqlens_q, cu_seqlens_k = (ends.contiguous() for ends in cu_seqlens)
         lead = (cu_seqlens_q.shape[0] - 1, heads)
     settings = Settings(
-        number,
+        factor,
         log_n,
         cap,
         dropout_p,
@@ -183,9 +196,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
             if not tensor.is_nested:
                 raise ArgumentTypeError(f"{name} is a sparse tensor; use {name}.to_dense()")
             raise ArgumentTypeError(
-                f"{name} is a nested tensor; sequences of unequal length are packed for "
-                f"attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k), or padded and "
-                f"told by key_lengths"
+                f"{name} is a nested tensor; scaledot.attention, attention_with_vitals and vitals "
+                f"take them where query, key and value all are; else pad the sequences and pass "
+                f"key_lengths, or pack them for attention_varlen"
             )
         if tensor.dim() < 2:
             raise ArgumentError(
@@ -278,8 +291,10 @@ def _read_scale(
     scale: float | str | Tensor | None, query: Tensor, num_heads: int | None
 ) -> tuple[float, bool, Tensor | None]:
     d_k = query.shape[-1]
-    if num_heads is not None and num_heads < 1:
-        raise ArgumentError(f"num_heads={num_heads} must be at least 1")
+    if num_heads is not None:
+        num_heads = whole_number("num_heads", num_heads)
+        if num_heads < 1:
+            raise ArgumentError(f"num_heads={num_heads} must be at least 1")
     if scale is None:
         return scale_rules.resolve("sqrt_dk", d_k), False, None
     if isinstance(scale, str):
@@ -295,23 +310,62 @@ def _read_scale(
     if not isinstance(scale, (int, float)) and not hasattr(scale, "__float__"):
         raise ArgumentTypeError(
             f"scale must be a number, the name of a rule ({', '.join(scale_rules.RULES)}) or a "
-            f"tensor of one number a head, got {type(scale).__name__}"
+            f"tensor of one number a head, got {_kind(scale)}"
         )
-    number = _number("scale", scale)
-    if not -math.inf < number < math.inf:
-        raise ArgumentError(f"scale={number} must be finite; leave it out for 1/sqrt(d_k)")
-    return number, False, None
+    factor = number("scale", scale)
+    if not -math.inf < factor < math.inf:
+        raise ArgumentError(f"scale={factor} must be finite; leave it out for 1/sqrt(d_k)")
+    return factor, False, None
 
 
-def _number(name: str, value: Any) -> float:
-    """A plain number; comparisons rather than math.isfinite, so that a compiler can trace them."""
+def number(name: str, value: Any) -> float:
+    """Return a plain number: comparisons rather than math.isfinite, which no compiler can trace."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
             raise ArgumentError(f"{name} is a whole number too large for any floating point type")
         return value
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise ArgumentTypeError(f"{name} must be a number, got {type(value).__name__}")
+    dtype = getattr(value, "dtype", None)  # of a tensor, an array or a number of numpy
+    is_truth = isinstance(value, bool) or str(dtype) in ("bool", "torch.bool")
+    is_complex = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
+    if (
+        is_truth
+        or is_complex
+        or "complex" in str(dtype)
+        or isinstance(value, str)
+        or not hasattr(value, "__float__")
+        or getattr(value, "shape", ()) != ()
+    ):
+        raise ArgumentTypeError(f"{name} must be a number, got {_kind(value)}")
     return float(value)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a plain int; a number that was rounded somewhere is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(f"{name}={_shown(value)} must be a whole number")
+    return operator.index(value)
+
+
+def _read_flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) or getattr(value, "shape", ()) != () or value not in (0, 1):
+        raise ArgumentTypeError(f"{name}={_shown(value)} must be True or False")
+    return bool(value)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, (int, float, complex, str)) else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    """Describe an argument's type, without the numbers that a tensor would print."""
+    name = type(value).__name__
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return name
+    return f"{name} of shape {list(value.shape)} and type {value.dtype}"
 
 
 def _read_window(
@@ -327,16 +381,54 @@ def _read_window(
         for side in (left, right):
             if side is None:
                 continue
-            if isinstance(side, bool) or not isinstance(side, int):
+            if isinstance(side, (bool, Tensor)) or not hasattr(side, "__index__"):
                 raise ArgumentTypeError(f"window={window!r}: each side is a whole number or None")
             if side < 0:
                 raise ArgumentError(
                     f"window={window!r}: a side cannot be negative; None = unlimited"
                 )
-        left, right = (None if side is None else min(side, FARTHEST) for side in (left, right))
+        left, right = (None if side is None else _reach(side) for side in (left, right))
     if is_causal:
         right = 0
     return left, right
+
+
+def _reach(side: int) -> int:
+    return min(whole_number("window", side), FARTHEST)
+
+
+def is_causal_bias(mask: Any) -> bool:
+    """Tell whether this is a torch.nn.attention.bias.CausalBias, without importing its module."""
+    if type(mask) is Tensor:
+        return False
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(mask, module.CausalBias)
+
+
+def _read_causal_bias(
+    bias: Any, query: Tensor, key: Tensor, is_causal: bool, causal_align: str, alone: bool
+) -> tuple[Tensor | None, str]:
+    """Return the mask that is left to apply and causal_align; no mask: is_causal says it all.
+
+    The bias is a tensor only by name: it has no values, and not the shape of its triangle. alone:
+    no other argument speaks of the diagonal, so that it can be moved to the bias's own.
+    """
+    if is_causal:
+        raise ArgumentError(
+            "attn_mask is a CausalBias, which is causal already; leave is_causal out"
+        )
+    sizes = (bias.seq_len_q, bias.seq_len_kv)
+    if sizes != (query.shape[-2], key.shape[-2]):
+        raise ArgumentError(
+            f"attn_mask is a CausalBias of shape {list(sizes)} but the scores have shape "
+            f"{[query.shape[-2], key.shape[-2]]}; make it for these lengths"
+        )
+    lower_right = bias.variant.name == "LOWER_RIGHT" and sizes[0] != sizes[1]
+    if not lower_right and causal_align == "top_left":
+        return None, causal_align
+    if lower_right and alone:
+        return None, "bottom_right"
+    return bias._materialize(query.device), causal_align
 
 
 def _read_mask(
@@ -357,7 +449,7 @@ def _read_mask(
         mask = torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).float()
     full = (*lead, query.shape[-2], key.shape[-2])
     if mask.dim() > max(len(full), 4) or any(
-        own not in (1, size)
+        own not in (size, 1)  # in this order: of symbols, only the first may be known
         for own, size in zip(reversed(mask.shape), reversed((1, 1, *full)), strict=False)
     ):
         hint = "; a value has no place in vitals(query, key, ...)" if scores_only else ""
@@ -423,6 +515,8 @@ def _read_weight(weight: Tensor, query: Tensor) -> Tensor:
             f"weight has shape {list(weight.shape)}; it must be [{width}] (the width of the "
             f"projections) or [{heads}, {width}] (one a head)"
         )
+    if width == 0:
+        raise ArgumentError("weight has width 0; an additive score needs at least one entry")
     if weight.device != query.device:
         raise ArgumentError(f"weight is on {weight.device} but query is on {query.device}")
     return weight.expand(1, heads, width)

@@ -12,7 +12,7 @@ from scaledot.distributed.group import Ranks, all_numbers, ranks_of
 from scaledot.distributed.layout import Shard, check, of_lengths, tokens_of
 from scaledot.distributed.transport import METHODS, Gathered, Ring
 from scaledot.errors import ArgumentError
-from scaledot.problem import FLOAT_TYPES, Problem, Settings
+from scaledot.problem import FLOAT_TYPES, Problem, Settings, whole_number
 
 Lengths = Sequence[int] | None
 
@@ -37,7 +37,7 @@ def call_of(
 ) -> Call:
     """lengths: tokens of each rank, where all ranks know them; None: they are asked for."""
     check(layout)
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ArgumentError(f"method={method!r}; use {' or '.join(map(repr, METHODS))}")
     ranks = ranks_of(mesh)
     rows, columns = problem.query.shape[2], problem.key.shape[2]
@@ -61,7 +61,8 @@ def call_of(
 
 
 def _given(lengths: Sequence[int], ranks: Ranks, rows: int, columns: int) -> list[int]:
-    own = [int(length) for length in lengths]
+    given = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+    own = [whole_number("lengths", length) for length in given]
     if len(own) != ranks.size:
         raise ArgumentError(f"lengths has {len(own)} numbers for {ranks.size} ranks")
     if (rows, columns) != (own[ranks.rank],) * 2:

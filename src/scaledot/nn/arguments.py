@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from scaledot.errors import ArgumentError, ArgumentTypeError
+from scaledot.problem import number, whole_number
 
 
 class Sources(NamedTuple):
@@ -66,12 +67,10 @@ def check_heads(d_model: int, num_heads: int, num_kv_heads: int) -> None:
 
 def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise ArgumentTypeError(f"{name}={size!r} must be a whole number")
-        if size < 1:
+        if whole_number(name, size) < 1:
             raise ArgumentError(f"{name}={size} must be at least 1")
 
 
 def check_dropout(dropout: float) -> None:
-    if not 0.0 <= dropout <= 1.0:  # NaN fails too
+    if not 0.0 <= number("dropout", dropout) <= 1.0:  # NaN fails too
         raise ArgumentError(f"dropout={dropout} must lie in [0, 1]")

@@ -151,7 +151,8 @@ class MultiHeadAttention(Measured):
         beside it. key_lengths [batch]: keys past it are padding.
         """
         query, key, value = read_sources(query, key, value, (self.d_model, self.kdim, self.vdim))
-        if attn_mask is not None and attn_mask.dim() == query.dim() == 3:
+        ambiguous = isinstance(attn_mask, Tensor) and not problem.is_causal_bias(attn_mask)
+        if ambiguous and attn_mask.dim() == query.dim() == 3:
             raise ArgumentError(
                 f"attn_mask has shape {list(attn_mask.shape)}, which may mean one a batch entry or "
                 f"one a head; make it [batch, 1, Q, K], [1, heads, Q, K] or [batch, heads, Q, K]"
