@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from scaledot import backends
+from scaledot import backends, nested
 from scaledot.backends import torch_sdpa
 from scaledot.measure import Vitals, vitals_from
 from scaledot.problem import Problem, describe, is_causal_bias
@@ -86,6 +86,21 @@ def attention(
         out = torch_sdpa.straight(query, key, value, is_causal)
         if out is not None:
             return out
+    if nested.is_nested(query):
+        options = {
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "causal_align": causal_align,
+            "softcap": softcap,
+            "sinks": sinks,
+            "num_heads": num_heads,
+            "backend": backend,
+        }
+        per_entry = {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        return nested.serve(attention, attention_varlen, (query, key, value), per_entry, options)
     query, key, value = autocast(query, key, value)
     problem = describe(
         query,
@@ -130,6 +145,84 @@ def attention_with_vitals(
 
     The vitals carry no graph and change nothing of the output. per_row=True adds one number a row.
     """
+    if nested.is_nested(query):
+        options = {
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "causal_align": causal_align,
+            "softcap": softcap,
+            "sinks": sinks,
+            "num_heads": num_heads,
+            "per_row": per_row,
+            "backend": backend,
+        }
+        per_entry = {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        return nested.serve(
+            attention_with_vitals,
+            attention_varlen_with_vitals,
+            (query, key, value),
+            per_entry,
+            options,
+        )
+    query, key, value = autocast(query, key, value)
+    problem = describe(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        window=window,
+        causal_align=causal_align,
+        softcap=softcap,
+        sinks=sinks,
+        key_lengths=key_lengths,
+        num_heads=num_heads,
+        wants_vitals=True,
+        per_row=per_row,
+    )
+    return _with_vitals(problem, backend)
+
+
+@overridable
+def vitals(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: Scale = None,
+    enable_gqa: bool = False,
+    *,
+    window: Window = None,
+    causal_align: str = "top_left",
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    num_heads: int | None = None,
+    per_row: bool = False,
+    backend: str | None = None,
+) -> Vitals:
+    """The vital signs alone: no values, no output. For looking into somebody else's attention."""
+    if nested.is_nested(query):
+        options = {
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "causal_align": causal_align,
+            "softcap": softcap,
+            "sinks": sinks,
+            "num_heads": num_heads,
+            "per_row": per_row,
+            "backend": backend,
+        }
+        per_entry = {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        return nested.serve(vitals, vitals_varlen, (query, key), per_entry, options)
     query, key = autocast(query, key)
     problem = describe(
         query,

@@ -299,12 +299,16 @@ def test_packed_call_without_mistake_works(function):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_sent_to_packed_sequences(layout):
+def test_nested_tensors_among_dense_ones_are_refused_in_words(layout):
     rows = [torch.randn(3, 2, 8), torch.randn(5, 2, 8)]
-    nested = torch.nested.nested_tensor(rows, layout=layout)
+    nested, dense = torch.nested.nested_tensor(rows, layout=layout), torch.randn(2, 2, 5, 8)
     for call in (scaledot.attention, scaledot.attention_with_vitals):
-        with pytest.raises(TypeError, match=r"query is a nested tensor; .*attention_varlen"):
-            call(nested, nested, nested)
+        with pytest.raises(TypeError, match=r"key is a nested tensor; .*attention_varlen"):
+            call(dense, nested, nested)
+        with pytest.raises(TypeError, match=r"query is a nested tensor but key is not"):
+            call(nested, dense, dense)
+    with pytest.raises(TypeError, match=r"query is a nested tensor; "):
+        scaledot.additive_attention(nested, nested, nested, torch.randn(8))
 
 
 def test_sparse_tensors_are_refused_in_words():
