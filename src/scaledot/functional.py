@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.jit import _builtins
 from torch.overrides import handle_torch_function, has_torch_function
 
 from scaledot import backends, nested
@@ -119,6 +120,10 @@ def attention(
         num_heads=num_heads,
     )
     return shaped(backends.choose(problem, backend).attend(problem).out, problem)
+
+
+# torch.jit.script compiles no function of Python that it can avoid: in a script this is torch's own.
+_builtins._register_builtin(attention, "aten::scaled_dot_product_attention")
 
 
 @overridable
