@@ -122,7 +122,7 @@ def attention(
     return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
-# torch.jit.script compiles no function of Python that it can avoid: in a script this is torch's own.
+# torch.jit.script cannot compile it: in a script it stands for torch's own operator.
 _builtins._register_builtin(attention, "aten::scaled_dot_product_attention")
 
 

@@ -17,12 +17,12 @@ not installed. So every call that torch's function can express then leaves torch
 import math
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 
 from scaledot.backends.layout import is_regular
 from scaledot.backends.logit_bound import TORCH_IS_RIGHT_TO, within
 from scaledot.measure import Result
-from scaledot.problem import FLOAT_TYPES, Problem, is_dense
+from scaledot.problem import FLOAT_TYPES, Problem
 
 name = "torch"
 
@@ -70,7 +70,7 @@ def refuses(problem: Problem) -> str | None:
         return "an empty tensor"
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return "a last dimension with a stride takes its slow path"
-    if torch._C._are_functorch_transforms_active():
+    if _C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
     if query.is_cuda:
         return _gpu_reason(query, key, value, settings.scale)
@@ -99,14 +99,14 @@ def _is_written_down() -> bool:
     """Tell whether the call goes into a file: by torch.export, torch.onnx or torch.jit.trace."""
     if torch.compiler.is_compiling():
         return exporting()
-    return torch._C._get_tracing_state() is not None
+    return _C._get_tracing_state() is not None
 
 
 def _has_data(*tensors: Tensor) -> bool:
     """Tell whether the numbers in these tensors can be looked at: nobody traces what is done."""
     return (
         not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
+        and not _C._len_torch_dispatch_stack()
         and all([type(tensor) in PLAIN_TENSORS for tensor in tensors])
     )
 
@@ -132,35 +132,39 @@ def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor 
         or type(query) is not Tensor
         or type(key) is not Tensor
         or type(value) is not Tensor
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or not (is_dense(query) and is_dense(key) and is_dense(value))
+        or not (query.layout is key.layout is value.layout is torch.strided)
+        or query.is_nested
+        or key.is_nested
+        or value.is_nested
+        or _C._len_torch_dispatch_stack()
+        or _C._are_functorch_transforms_active()
+        or _C._get_tracing_state() is not None
     ):
         return None
     shape, key_shape = query.shape, key.shape
+    if len(shape) != 4 or len(key_shape) != 4 or key_shape != value.shape:
+        return None
+    batch, heads, queries, width = shape
     if (
-        len(shape) != 4
-        or key_shape != value.shape
-        or shape[:2] != key_shape[:2]
-        or shape[3] != key_shape[3]
-        or 0 in shape
-        or not key_shape[2]
-        or not (query.dtype == key.dtype == value.dtype and query.dtype in FLOAT_TYPES)
+        key_shape[0] != batch
+        or key_shape[1] != heads
+        or key_shape[3] != width
+        or not (batch and heads and queries and width and key_shape[2])
+        or not (query.dtype is key.dtype is value.dtype and query.dtype in FLOAT_TYPES)
         or not (query.is_cpu and key.is_cpu and value.is_cpu)
         or not (query.stride(3) == key.stride(3) == value.stride(3) == 1)
         or torch.is_autocast_enabled("cpu")
-        or torch._C._are_functorch_transforms_active()
-        or _data_reason(query, key, value, shape[3] ** -0.5, causal) is not None
+        or _data_reason(query, key, value, width**-0.5, causal) is not None
     ):
         return None
-    return torch._C._nn.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    return _C._nn.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
 def attend(problem: Problem) -> Result:
     """Call torch's function itself: under its public name may stand ours, or a stranger's."""
     query, key, value, settings = problem.query, problem.key, problem.value, problem.settings
     assert value is not None
-    out = torch._C._nn.scaled_dot_product_attention(
+    out = _C._nn.scaled_dot_product_attention(
         query,
         key,
         value,
