@@ -359,7 +359,7 @@ def test_causal_bias_of_other_lengths_and_beside_is_causal_is_named(variant):
     query = normal(2, 3, 5, 4)
     with pytest.raises(ValueError, match=r"CausalBias of shape \[4, 5\] but .* \[5, 5\]"):
         scaledot.attention(query, query, query, causal_bias(variant, 4, 5))
-    with pytest.raises(ValueError, match=r"CausalBias, which is causal already"):
+    with pytest.raises(ValueError, match=r"CausalBias should not be used with causal=True"):
         scaledot.attention(query, query, query, causal_bias(variant, 5, 5), is_causal=True)
 
 

@@ -415,7 +415,8 @@ def _read_causal_bias(
     """
     if is_causal:
         raise ArgumentError(
-            "attn_mask is a CausalBias, which is causal already; leave is_causal out"
+            "CausalBias should not be used with causal=True: attn_mask is causal already; leave "
+            "is_causal out"
         )
     sizes = (bias.seq_len_q, bias.seq_len_kv)
     if sizes != (query.shape[-2], key.shape[-2]):
