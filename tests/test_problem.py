@@ -1,8 +1,12 @@
 """The record of a call: whatever the caller's rank, four dimensions inside."""
 
+import math
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 import scaledot
 from scaledot.problem import Problem, Settings, describe
@@ -189,3 +193,208 @@ def test_is_causal_may_be_anything_that_is_true_or_false(causal):
     query = torch.randn(1, 2, 5, 4)
     expected = scaledot.attention(query, query, query, is_causal=True)
     assert torch.allclose(scaledot.attention(query, query, query, is_causal=causal), expected)
+
+
+WHOLE_NUMBERS = [2.5, "8", math.nan, math.inf, [8], True, 3 + 0j, np.float64(3), torch.tensor(3)]
+
+
+@pytest.mark.parametrize("num_heads", WHOLE_NUMBERS)
+@pytest.mark.parametrize("scale", [None, "sqrt_dmodel"])
+def test_num_heads_is_a_whole_number(num_heads, scale):
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(TypeError, match=r"num_heads=.* must be a whole number"):
+        scaledot.attention(query, query, query, scale=scale, num_heads=num_heads)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    query = torch.randn(1, 2, 5, 4)
+    expected = scaledot.attention(query, query, query, scale="sqrt_dmodel", num_heads=2)
+    counted = scaledot.attention(query, query, query, scale="sqrt_dmodel", num_heads=np.int64(2))
+    assert torch.equal(counted, expected)
+    expected = scaledot.attention(query, query, query, window=(2, 0))
+    assert torch.equal(
+        scaledot.attention(query, query, query, window=(np.int64(2), np.int32(0))), expected
+    )
+
+
+NO_NUMBERS = [
+    np.bool_(True),
+    np.complex64(1),
+    np.array([0.5]),
+    np.array([0.5, 0.5]),
+    torch.tensor(True),
+    torch.tensor(0.5 + 0j),
+    True,
+    0.5 + 0j,
+    "0.5",
+    b"1",
+    [0.5],
+    object(),
+]
+
+
+@pytest.mark.parametrize("wrong", NO_NUMBERS)
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
+def test_what_is_no_number_is_named(name, wrong):
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}(=| is| must be)"):
+        scaledot.attention(query, query, query, **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["softcap", "dropout_p"])
+@pytest.mark.parametrize("wrong", [torch.full((2, 2), 0.5), np.full((2, 2), 0.5)])
+def test_a_wrong_tensor_is_named_by_its_shape_not_by_its_numbers(name, wrong):
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(TypeError, match=rf"^{name} must be a number, got .* of shape \[2, 2\]"):
+        scaledot.attention(query, query, query, **{name: wrong})
+
+
+@pytest.mark.parametrize("half", [np.float32(0.5), np.float64(0.5), np.array(0.5)])
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_numbers_of_numpy_are_numbers(name, half):
+    query = torch.randn(1, 2, 5, 4)
+    expected = scaledot.attention(query, query, query, **{name: 0.5})
+    assert torch.equal(scaledot.attention(query, query, query, **{name: half}), expected)
+
+
+SIDES = [(math.nan, 0), (1.0, 0), (1 + 0j, 0), (True, 0), ("1", 0), (torch.tensor(1), 0)]
+
+
+@pytest.mark.parametrize("window", [*SIDES, 5, "ab", {1: 2, 3: 4}, np.array([1, 0])])
+def test_window_of_another_kind_is_named(window):
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(TypeError, match=r"^window="):
+        scaledot.attention(query, query, query, window=window)
+
+
+@pytest.mark.parametrize("name", ["is_causal", "enable_gqa"])
+@pytest.mark.parametrize("wrong", [None, 2, "no", np.array([True, False]), torch.zeros(2)])
+def test_flag_of_another_kind_is_named(name, wrong):
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(TypeError, match=rf"^{name}=.* must be True or False"):
+        scaledot.attention(query, query, query, **{name: wrong})
+
+
+def test_alignment_of_another_kind_is_named():
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"^causal_align=.*use 'top_left' or 'bottom_right'"):
+        scaledot.attention(query, query, query, causal_align=np.array(["top_left", "top_left"]))
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(0), torch.zeros(2, 0)])
+def test_additive_scores_need_a_width(weight):
+    query, value = torch.randn(1, 2, 5, 0), torch.randn(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"weight has width 0"):
+        scaledot.additive_attention(query, query, value, weight)
+
+
+# --- torch's CausalBias --------------------------------------------------------------------------
+
+
+def causal_bias(variant, queries, keys) -> CausalBias:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of rows without keys; here they are zeros
+        return variant(queries, keys)
+
+
+VARIANTS = pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
+LENGTHS = pytest.mark.parametrize(("queries", "keys"), [(5, 5), (5, 7), (7, 5), (1, 7), (70, 80)])
+
+
+@VARIANTS
+@LENGTHS
+def test_causal_bias_means_its_triangle(variant, queries, keys):
+    bias = causal_bias(variant, queries, keys)
+    triangle = bias._materialize()
+    query, key, value = (normal(2, 3, n, 4).requires_grad_() for n in (queries, keys, keys))
+    expected = scaledot.attention(query, key, value, triangle)
+    out, vitals = scaledot.attention_with_vitals(query, key, value, bias)
+    alone = scaledot.vitals(query, key, bias)
+    assert type(scaledot.attention(query, key, value, bias)) is torch.Tensor
+    torch.testing.assert_close(scaledot.attention(query, key, value, bias), expected)
+    torch.testing.assert_close(out, expected)
+    measured = scaledot.vitals(query, key, triangle)
+    for found in (vitals, alone):
+        assert torch.equal(found.pairs, measured.pairs)
+        torch.testing.assert_close(found.entropy, measured.entropy)
+    leaves = (query, key, value)
+    grads = torch.autograd.grad(scaledot.attention(*leaves, bias).square().sum(), leaves)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected.square().sum(), leaves))
+
+
+@VARIANTS
+@LENGTHS
+def test_causal_bias_needs_no_mask_where_nothing_else_speaks_of_the_diagonal(
+    variant, queries, keys
+):
+    query, key = normal(2, 3, queries, 4), normal(2, 3, keys, 4)
+    problem = describe(query, key, key, causal_bias(variant, queries, keys))
+    assert problem.mask is None
+    assert problem.settings.right == 0
+    lower = variant is causal_lower_right and queries != keys
+    assert problem.settings.bottom_right == lower
+
+
+@VARIANTS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (2, 1)},
+        {"window": (2, 1), "causal_align": "bottom_right"},
+        {"causal_align": "bottom_right"},
+        {"key_lengths": torch.tensor([3, 6])},
+        {"key_lengths": torch.tensor([3, 6]), "window": (1, 1), "causal_align": "bottom_right"},
+    ],
+    ids=str,
+)
+def test_causal_bias_with_other_arguments_means_its_triangle_too(variant, options):
+    bias = causal_bias(variant, 5, 7)
+    query, key, value = normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4)
+    expected = scaledot.attention(query, key, value, bias._materialize(), **options)
+    torch.testing.assert_close(scaledot.attention(query, key, value, bias, **options), expected)
+
+
+@VARIANTS
+def test_causal_bias_of_other_lengths_and_beside_is_causal_is_named(variant):
+    query = normal(2, 3, 5, 4)
+    with pytest.raises(ValueError, match=r"CausalBias of shape \[4, 5\] but .* \[5, 5\]"):
+        scaledot.attention(query, query, query, causal_bias(variant, 4, 5))
+    with pytest.raises(ValueError, match=r"CausalBias should not be used with causal=True"):
+        scaledot.attention(query, query, query, causal_bias(variant, 5, 5), is_causal=True)
+
+
+@VARIANTS
+def test_causal_bias_in_additive_scores_and_modules(variant):
+    bias = causal_bias(variant, 5, 7)
+    query, key, value, weight = (
+        normal(2, 3, 5, 4),
+        normal(2, 3, 7, 4),
+        normal(2, 3, 7, 4),
+        normal(4),
+    )
+    torch.testing.assert_close(
+        scaledot.additive_attention(query, key, value, weight, bias),
+        scaledot.additive_attention(query, key, value, weight, bias._materialize()),
+    )
+    for module in (
+        scaledot.nn.MultiHeadAttention(4, 2),
+        scaledot.nn.AdditiveAttention(4, 4, 3),
+    ):
+        rows, others = normal(2, 5, 4), normal(2, 7, 4)
+        expected = module(rows, others, attn_mask=bias._materialize())
+        torch.testing.assert_close(module(rows, others, attn_mask=bias), expected)
+
+
+@VARIANTS
+@pytest.mark.parametrize("keys", [5, 7])
+def test_causal_bias_compiles(variant, keys):
+    bias = causal_bias(variant, 5, keys)
+    query, key = normal(2, 3, 5, 4).requires_grad_(), normal(2, 3, keys, 4)
+    compiled = torch.compile(scaledot.attention, fullgraph=True, backend="aot_eager")
+    out = compiled(query, key, key, bias)
+    expected = scaledot.attention(query, key, key, bias._materialize())
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), query),
+        torch.autograd.grad(expected.square().sum(), query),
+    )

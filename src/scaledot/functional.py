@@ -4,21 +4,46 @@ Arguments mean what they mean in torch.nn.functional.scaled_dot_product_attentio
 the star. `scale` is a number, a tensor of one value a head, or the name of a rule (scale.RULES).
 """
 
+import functools
 import inspect
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.jit import _builtins
+from torch.overrides import handle_torch_function, has_torch_function
 
-from scaledot import backends
+from scaledot import backends, nested
 from scaledot.backends import torch_sdpa
 from scaledot.measure import Vitals, vitals_from
-from scaledot.problem import Problem, describe
+from scaledot.problem import Problem, describe, is_causal_bias
 
 Scale = float | str | Tensor | None
 Window = tuple[int | None, int | None] | None
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 
+def overridable(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Make a function take part in torch's override protocol, as torch's own functions do.
+
+    A TorchFunctionMode, or a tensor class with `__torch_function__`, is asked before it runs.
+    """
+
+    @functools.wraps(function)
+    def public(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        if has_torch_function(args) or (kwargs and has_torch_function(tuple(kwargs.values()))):
+            # A CausalBias would make its like of the result; `describe` reads it as an argument.
+            asked = tuple(x for x in (*args, *kwargs.values()) if not is_causal_bias(x))
+            if has_torch_function(asked):
+                return handle_torch_function(public, asked, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return public
+
+
+@overridable
 def attention(
     query: Tensor,
     key: Tensor,
@@ -50,14 +75,33 @@ def attention(
     A row that may see no key comes out as zeros. backend: force one by name, or raise.
     """
     if (
-        attn_mask is scale is window is softcap is sinks is key_lengths is backend is None
+        attn_mask is scale is window is softcap is sinks is key_lengths is num_heads is None
+        and backend is None
+        and (type(dropout_p) is float or type(dropout_p) is int)
         and dropout_p == 0.0
+        and type(causal_align) is str
         and causal_align == "top_left"
         and (is_causal is False or is_causal is True)
+        and (enable_gqa is False or enable_gqa is True)
     ):
         out = torch_sdpa.straight(query, key, value, is_causal)
         if out is not None:
             return out
+    if nested.is_nested(query):
+        options = {
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "causal_align": causal_align,
+            "softcap": softcap,
+            "sinks": sinks,
+            "num_heads": num_heads,
+            "backend": backend,
+        }
+        per_entry = {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        return nested.serve(attention, attention_varlen, (query, key, value), per_entry, options)
     query, key, value = autocast(query, key, value)
     problem = describe(
         query,
@@ -78,6 +122,11 @@ def attention(
     return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
+# torch.jit.script cannot compile it: in a script it stands for torch's own operator.
+_builtins._register_builtin(attention, "aten::scaled_dot_product_attention")
+
+
+@overridable
 def attention_with_vitals(
     query: Tensor,
     key: Tensor,
@@ -101,6 +150,28 @@ def attention_with_vitals(
 
     The vitals carry no graph and change nothing of the output. per_row=True adds one number a row.
     """
+    if nested.is_nested(query):
+        options = {
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "causal_align": causal_align,
+            "softcap": softcap,
+            "sinks": sinks,
+            "num_heads": num_heads,
+            "per_row": per_row,
+            "backend": backend,
+        }
+        per_entry = {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        return nested.serve(
+            attention_with_vitals,
+            attention_varlen_with_vitals,
+            (query, key, value),
+            per_entry,
+            options,
+        )
     query, key, value = autocast(query, key, value)
     problem = describe(
         query,
@@ -123,6 +194,7 @@ def attention_with_vitals(
     return _with_vitals(problem, backend)
 
 
+@overridable
 def vitals(
     query: Tensor,
     key: Tensor,
@@ -141,6 +213,21 @@ def vitals(
     backend: str | None = None,
 ) -> Vitals:
     """The vital signs alone: no values, no output. For looking into somebody else's attention."""
+    if nested.is_nested(query):
+        options = {
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "causal_align": causal_align,
+            "softcap": softcap,
+            "sinks": sinks,
+            "num_heads": num_heads,
+            "per_row": per_row,
+            "backend": backend,
+        }
+        per_entry = {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        return nested.serve(vitals, vitals_varlen, (query, key), per_entry, options)
     query, key = autocast(query, key)
     problem = describe(
         query,
@@ -164,6 +251,7 @@ def vitals(
     return _with_vitals(problem, backend)[1]
 
 
+@overridable
 def attention_varlen(
     query: Tensor,
     key: Tensor,
@@ -206,6 +294,7 @@ def attention_varlen(
     return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
+@overridable
 def attention_varlen_with_vitals(
     query: Tensor,
     key: Tensor,
@@ -248,6 +337,7 @@ def attention_varlen_with_vitals(
     return _with_vitals(problem, backend)
 
 
+@overridable
 def vitals_varlen(
     query: Tensor,
     key: Tensor,
@@ -289,6 +379,7 @@ def vitals_varlen(
     return _with_vitals(problem, backend)[1]
 
 
+@overridable
 def additive_attention(
     query: Tensor,
     key: Tensor,
@@ -334,6 +425,7 @@ def additive_attention(
     return shaped(backends.choose(problem, backend).attend(problem).out, problem)
 
 
+@overridable
 def additive_attention_with_vitals(
     query: Tensor,
     key: Tensor,

@@ -12,6 +12,8 @@ it back to 1. The other rules are here to be compared with it:
 
 import math
 
+from scaledot.errors import ArgumentError
+
 RULES = ("sqrt_dk", "dk", "none", "sqrt_dmodel", "log_n")
 
 
@@ -25,9 +27,11 @@ def resolve(rule: str, d_k: int, num_heads: int | None = None) -> float:
         return 1.0
     if rule == "sqrt_dmodel":
         if num_heads is None:
-            raise ValueError(
+            raise ArgumentError(
                 'scale="sqrt_dmodel" needs num_heads: d_model is num_heads * d_k; '
                 "pass num_heads=, the number of heads of the whole layer"
             )
         return 1.0 / math.sqrt(d_k * num_heads) if d_k else 1.0
-    raise ValueError(f"scale={rule!r} is no scale rule; use one of {', '.join(RULES)}, or a number")
+    raise ArgumentError(
+        f"scale={rule!r} is no scale rule; use one of {', '.join(RULES)}, or a number"
+    )

@@ -1,4 +1,7 @@
-"""A wrong call raises one clear ValueError or TypeError that names the argument."""
+"""A wrong call raises one clear ValueError or TypeError that names the argument.
+
+Each is a RuntimeError, too: that is what torch's own function raises.
+"""
 
 import math
 import re
@@ -129,7 +132,8 @@ def assert_one_clear_error(about, run):
     with pytest.raises((ValueError, TypeError)) as caught:
         run()
     error = caught.value
-    assert type(error) in (ValueError, TypeError)
+    assert isinstance(error, ValueError) != isinstance(error, TypeError)
+    assert isinstance(error, RuntimeError), "code that catches torch's errors catches ours, too"
     assert re.search(about, str(error)), f"{error!r} does not name {about}"
     assert error.__cause__ is None, "one error, not a chain"
     assert error.__context__ is None or error.__suppress_context__, "one error, not a chain"
@@ -295,12 +299,16 @@ def test_packed_call_without_mistake_works(function):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_sent_to_packed_sequences(layout):
+def test_nested_tensors_among_dense_ones_are_refused_in_words(layout):
     rows = [torch.randn(3, 2, 8), torch.randn(5, 2, 8)]
-    nested = torch.nested.nested_tensor(rows, layout=layout)
+    nested, dense = torch.nested.nested_tensor(rows, layout=layout), torch.randn(2, 2, 5, 8)
     for call in (scaledot.attention, scaledot.attention_with_vitals):
-        with pytest.raises(TypeError, match=r"query is a nested tensor; .*attention_varlen"):
-            call(nested, nested, nested)
+        with pytest.raises(TypeError, match=r"key is a nested tensor; .*attention_varlen"):
+            call(dense, nested, nested)
+        with pytest.raises(TypeError, match=r"query is a nested tensor but key is not"):
+            call(nested, dense, dense)
+    with pytest.raises(TypeError, match=r"query is a nested tensor; "):
+        scaledot.additive_attention(nested, nested, nested, torch.randn(8))
 
 
 def test_sparse_tensors_are_refused_in_words():

@@ -10,6 +10,7 @@ from types import ModuleType
 from scaledot.backends import cpu, torch_sdpa
 from scaledot.backends.cuda import hopper, portable
 from scaledot.backends.operators import Engine
+from scaledot.errors import ArgumentError
 from scaledot.problem import Problem
 
 TABLE: tuple[ModuleType, ...] = (torch_sdpa, hopper, cpu, portable)
@@ -22,15 +23,15 @@ def choose(problem: Problem, asked: str | None = None) -> ModuleType:
             if backend.refuses(problem) is None:
                 return backend
         reasons = "; ".join(f"{b.name}: {b.refuses(problem)}" for b in TABLE)
-        raise ValueError(f"no backend serves this call: {reasons}")
+        raise ArgumentError(f"no backend serves this call: {reasons}")
     for backend in TABLE:
         if backend.name == asked:
             reason = backend.refuses(problem)
             if reason is not None:
-                raise ValueError(f"backend={asked!r} cannot serve this call: {reason}")
+                raise ArgumentError(f"backend={asked!r} cannot serve this call: {reason}")
             return backend
     names = ", ".join(repr(backend.name) for backend in TABLE)
-    raise ValueError(f"backend={asked!r} does not exist; use one of {names}")
+    raise ArgumentError(f"backend={asked!r} does not exist; use one of {names}")
 
 
 def engine_for(problem: Problem, asked: str | None = None) -> Engine:
@@ -40,7 +41,7 @@ def engine_for(problem: Problem, asked: str | None = None) -> Engine:
         if meant and backend.refuses(problem) is None:
             return backend.engine
     served = choose(problem, asked)  # says why, if no backend serves it at all
-    raise ValueError(f"backend={served.name!r} has no kernels that can serve a part of the keys")
+    raise ArgumentError(f"backend={served.name!r} has no kernels that can serve a part of the keys")
 
 
 def explain(problem: Problem) -> dict[str, str | None]:

@@ -11,7 +11,8 @@ from scaledot.distributed.blocks import Sight
 from scaledot.distributed.group import Ranks, all_numbers, ranks_of
 from scaledot.distributed.layout import Shard, check, of_lengths, tokens_of
 from scaledot.distributed.transport import METHODS, Gathered, Ring
-from scaledot.problem import FLOAT_TYPES, Problem, Settings
+from scaledot.errors import ArgumentError
+from scaledot.problem import FLOAT_TYPES, Problem, Settings, whole_number
 
 Lengths = Sequence[int] | None
 
@@ -36,8 +37,8 @@ def call_of(
 ) -> Call:
     """lengths: tokens of each rank, where all ranks know them; None: they are asked for."""
     check(layout)
-    if method not in METHODS:
-        raise ValueError(f"method={method!r}; use {' or '.join(map(repr, METHODS))}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ArgumentError(f"method={method!r}; use {' or '.join(map(repr, METHODS))}")
     ranks = ranks_of(mesh)
     rows, columns = problem.query.shape[2], problem.key.shape[2]
     if lengths is None:
@@ -60,11 +61,12 @@ def call_of(
 
 
 def _given(lengths: Sequence[int], ranks: Ranks, rows: int, columns: int) -> list[int]:
-    own = [int(length) for length in lengths]
+    given = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+    own = [whole_number("lengths", length) for length in given]
     if len(own) != ranks.size:
-        raise ValueError(f"lengths has {len(own)} numbers for {ranks.size} ranks")
+        raise ArgumentError(f"lengths has {len(own)} numbers for {ranks.size} ranks")
     if (rows, columns) != (own[ranks.rank],) * 2:
-        raise ValueError(
+        raise ArgumentError(
             f"lengths says that rank {ranks.rank} holds {own[ranks.rank]} tokens; its query has "
             f"{rows} and its key {columns}. Leave lengths out to let the ranks ask each other"
         )
@@ -78,7 +80,7 @@ def _asked(problem: Problem, ranks: Ranks, own: tuple[int, int]) -> tuple[list[i
     for place, name in enumerate(facts):
         values = [numbers[len(own) + place] for numbers in everybodys]
         if len(set(values)) > 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"the ranks do not agree on {name}: {values}, rank by rank; they must hold shards "
                 f"of the same tensors and pass the same arguments"
             )

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from scaledot.distributed.attention import attention
 from scaledot.distributed.sharding import shard, unshard
+from scaledot.errors import ArgumentError
 
 LAYOUT = "zigzag"
 
@@ -40,12 +41,12 @@ def context_parallel(
     """
     buffers, dims = list(buffers or ()), list(buffer_seq_dims or ())
     if len(buffers) != len(dims):
-        raise ValueError(
+        raise ArgumentError(
             f"{len(buffers)} buffers but {len(dims)} buffer_seq_dims; each buffer needs one"
         )
     kept = {id(buffer) for buffer in no_restore_buffers or ()}
     if not kept <= {id(buffer) for buffer in buffers}:
-        raise ValueError("no_restore_buffers must be some of the buffers")
+        raise ArgumentError("no_restore_buffers must be some of the buffers")
     originals = [None if id(buffer) in kept else buffer.clone() for buffer in buffers]
     with torch.no_grad():
         for buffer, dim in zip(buffers, dims, strict=True):
@@ -88,12 +89,12 @@ def _over(mesh: Any, method: str) -> Any:
         enable_gqa: bool = False,
     ) -> Tensor:
         if attn_mask is not None:
-            raise ValueError(
+            raise ArgumentError(
                 "context_parallel takes no attn_mask: its rows and keys are those of one rank; "
                 "use is_causal=True, or scaledot.distributed.attention(..., window=...)"
             )
         if dropout_p > 0.0:
-            raise ValueError("context_parallel has no attention dropout; set it to 0")
+            raise ArgumentError("context_parallel has no attention dropout; set it to 0")
         return attention(
             query,
             key,

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from scaledot.errors import ArgumentError, ArgumentTypeError
+
 
 class Ranks(NamedTuple):
     group: Any  # a ProcessGroup
@@ -37,16 +39,16 @@ def ranks_of(mesh: Any) -> Ranks:
         if mesh.ndim != 1:
             names = mesh.mesh_dim_names or ()
             hint = f": mesh[{names[-1]!r}]" if names else ""
-            raise ValueError(f"mesh has {mesh.ndim} dimensions; give the one to use{hint}")
+            raise ArgumentError(f"mesh has {mesh.ndim} dimensions; give the one to use{hint}")
         group = mesh.get_group()
     else:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"mesh is a {type(mesh).__name__}; give a 1-D DeviceMesh (init_device_mesh) or a "
             f"process group"
         )
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ValueError("this process is not one of the mesh's ranks")
+        raise ArgumentError("this process is not one of the mesh's ranks")
     return Ranks(group, rank, dist.get_world_size(group))
 
 

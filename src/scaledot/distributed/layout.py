@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scaledot.errors import ArgumentError
+
 LAYOUTS = ("contiguous", "zigzag")
 
 
@@ -25,7 +27,7 @@ Shard = tuple[Segment, ...]  # in the order in which the rank holds them
 def check(layout: str) -> None:
     if layout not in LAYOUTS:
         names = " or ".join(repr(name) for name in LAYOUTS)
-        raise ValueError(f"layout={layout!r}; use {names}")
+        raise ArgumentError(f"layout={layout!r}; use {names}")
 
 
 def cut(tokens: int, ranks: int, layout: str) -> list[Shard]:
@@ -46,7 +48,7 @@ def of_lengths(lengths: Sequence[int], layout: str, what: str) -> list[Shard]:
     shards = cut(sum(lengths), len(lengths), layout)
     for rank, (shard, length) in enumerate(zip(shards, lengths, strict=True)):
         if tokens_of(shard) != length:
-            raise ValueError(
+            raise ArgumentError(
                 f"rank {rank} holds {length} {what}, but a zigzag of {sum(lengths)} over "
                 f"{len(lengths)} ranks gives it {tokens_of(shard)}; cut the sequence with "
                 f"scaledot.distributed.shard(tensor, mesh, dim, layout='zigzag')"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from scaledot import functional
 from scaledot.nn.arguments import check_dropout, check_sizes, read_sources
 from scaledot.nn.measured import Measured
+from scaledot.problem import is_causal_bias
 
 
 class AdditiveAttention(Measured):
@@ -72,7 +73,8 @@ class AdditiveAttention(Measured):
         """
         widths = (self.query_dim, self.key_dim, None)
         query, key, value = read_sources(query, key, value, widths)
-        if attn_mask is not None and attn_mask.dim() == 3:
+        whole = not isinstance(attn_mask, Tensor) or is_causal_bias(attn_mask)
+        if not whole and attn_mask.dim() == 3:
             attn_mask = attn_mask.unsqueeze(-3)  # [batch, Q, K] -> [batch, head, Q, K]
         head = self._attend(
             functional.additive_attention,

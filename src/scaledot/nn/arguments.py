@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from scaledot.errors import ArgumentError, ArgumentTypeError
+from scaledot.problem import number, whole_number
+
 
 class Sources(NamedTuple):
     query: Tensor  # [batch, Q, width] or [Q, width]
@@ -19,7 +22,7 @@ def read_sources(
     widths: of query, key and value; None: any.
     """
     if key is None and value is not None:
-        raise ValueError("value was given without key; give both, or neither for self attention")
+        raise ArgumentError("value was given without key; give both, or neither for self attention")
     stand_ins = (
         "",
         "" if key is not None else " (no key was given, so it is the query)",
@@ -30,19 +33,19 @@ def read_sources(
     sources = Sources(query, key, value)
     for name, tensor, width, why in zip(Sources._fields, sources, widths, stand_ins, strict=True):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+            raise ArgumentTypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         if tensor.dim() not in (2, 3):
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has shape {list(tensor.shape)}; it must be [batch, tokens, width] or "
                 f"[tokens, width]"
             )
         if tensor.dim() != query.dim():
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has shape {list(tensor.shape)} but query {list(query.shape)}; "
                 f"give a batch dimension to all of them or to none"
             )
         if width is not None and tensor.shape[-1] != width:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} has width {tensor.shape[-1]} but this module was made for {width}{why}"
             )
     return sources
@@ -51,12 +54,12 @@ def read_sources(
 def check_heads(d_model: int, num_heads: int, num_kv_heads: int) -> None:
     check_sizes(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads)
     if d_model % num_heads:
-        raise ValueError(
+        raise ArgumentError(
             f"d_model={d_model} is not divisible by num_heads={num_heads}; "
             f"each head takes d_k = d_model / num_heads entries"
         )
     if num_heads % num_kv_heads:
-        raise ValueError(
+        raise ArgumentError(
             f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}; "
             f"each key head serves num_heads / num_kv_heads query heads"
         )
@@ -64,12 +67,10 @@ def check_heads(d_model: int, num_heads: int, num_kv_heads: int) -> None:
 
 def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name}={size!r} must be a whole number")
-        if size < 1:
-            raise ValueError(f"{name}={size} must be at least 1")
+        if whole_number(name, size) < 1:
+            raise ArgumentError(f"{name}={size} must be at least 1")
 
 
 def check_dropout(dropout: float) -> None:
-    if not 0.0 <= dropout <= 1.0:  # NaN fails too
-        raise ValueError(f"dropout={dropout} must lie in [0, 1]")
+    if not 0.0 <= number("dropout", dropout) <= 1.0:  # NaN fails too
+        raise ArgumentError(f"dropout={dropout} must lie in [0, 1]")

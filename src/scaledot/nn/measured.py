@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scaledot.backends.torch_sdpa import exporting
 from scaledot.measure import Vitals
 
 
@@ -45,18 +46,6 @@ class Measured(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "vitals": None}
-
-
-def exporting() -> bool:
-    """Whether torch.export traces this line. Dynamo runs the function instead of reading it:
-
-    to torch 2.11's, `is_exporting` itself is true whatever it traces for.
-    """
-    return torch.compiler.is_exporting()
-
-
-# What torch.compiler.assume_constant_result does, without importing the compiler for it.
-exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

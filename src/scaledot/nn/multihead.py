@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from scaledot import functional, problem
 from scaledot import scale as scale_rules
+from scaledot.errors import ArgumentError, ArgumentTypeError
 from scaledot.nn.arguments import check_dropout, check_heads, check_sizes, read_sources
 from scaledot.nn.checkpoint import translate_torch_names
 from scaledot.nn.measured import Measured
@@ -150,8 +151,9 @@ class MultiHeadAttention(Measured):
         beside it. key_lengths [batch]: keys past it are padding.
         """
         query, key, value = read_sources(query, key, value, (self.d_model, self.kdim, self.vdim))
-        if attn_mask is not None and attn_mask.dim() == query.dim() == 3:
-            raise ValueError(
+        ambiguous = isinstance(attn_mask, Tensor) and not problem.is_causal_bias(attn_mask)
+        if ambiguous and attn_mask.dim() == query.dim() == 3:
+            raise ArgumentError(
                 f"attn_mask has shape {list(attn_mask.shape)}, which may mean one a batch entry or "
                 f"one a head; make it [batch, 1, Q, K], [1, heads, Q, K] or [batch, heads, Q, K]"
             )
@@ -238,9 +240,9 @@ class MultiHeadAttention(Measured):
 
     def _check_score(self, qk_norm: bool) -> None:
         if self.score not in SCORES:
-            raise ValueError(f"score={self.score!r} is unknown; use one of {', '.join(SCORES)}")
+            raise ArgumentError(f"score={self.score!r} is unknown; use one of {', '.join(SCORES)}")
         if isinstance(self.scale, Tensor):
-            raise TypeError("scale must be a number or the name of a rule, got a tensor")
+            raise ArgumentTypeError("scale must be a number or the name of a rule, got a tensor")
         # What scaledot.attention would refuse at every call is refused here, in the same words.
         token = torch.empty(1, self.num_heads, 1, self.d_k, device="meta")
         rest: dict[str, Any] = {"window": self.window, "softcap": self.softcap}
@@ -248,9 +250,11 @@ class MultiHeadAttention(Measured):
         if self.score != "cosine":
             return
         if qk_norm:
-            raise ValueError("qk_norm=True with score='cosine' normalises twice; leave qk_norm out")
+            raise ArgumentError(
+                "qk_norm=True with score='cosine' normalises twice; leave qk_norm out"
+            )
         if self.scale == "log_n" or self._first_temperature() <= 0.0:
-            raise ValueError(
+            raise ArgumentError(
                 f"scale={self.scale!r} is no temperature for score='cosine' to start at; give a "
                 f"positive number, or leave it out for sqrt(d_k) = {math.sqrt(self.d_k):.4g}"
             )

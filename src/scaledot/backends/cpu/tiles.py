@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scaledot.errors import ArgumentError
 from scaledot.problem import Settings
 
 ROWS = 128  # rows of a tile; fewer cost matrix-product efficiency, more cost causal waste
@@ -94,7 +95,7 @@ def slabs(
         lengths = key_lengths.tolist()
         wrong = [length for length in lengths if not 0 <= length <= keys]
         if wrong:
-            raise ValueError(f"key_lengths holds {wrong[0]}, outside [0, {keys}], the key count")
+            raise ArgumentError(f"key_lengths holds {wrong[0]}, outside [0, {keys}], the key count")
     result: list[Slab] = []
     for entry, length in enumerate(lengths):
         diagonal = _diagonal(settings, (0, queries), (0, length))
@@ -115,7 +116,7 @@ def packed_slabs(
         ("cu_seqlens_k", columns, keys),
     ):
         if ends[0] != 0 or ends[-1] != tokens or any(b < a for a, b in itertools.pairwise(ends)):
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} must rise from 0 to {tokens}, the number of tokens; got {ends}"
             )
     return [
