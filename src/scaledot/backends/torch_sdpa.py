@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scaledot.backends import derivatives, torch_flash
 from scaledot.backends.layout import is_regular
 from scaledot.backends.logit_bound import TORCH_IS_RIGHT_TO, within
 from scaledot.measure import Result
@@ -65,6 +66,8 @@ def refuses(problem: Problem) -> str | None:
         return "a last dimension with a stride takes its slow path"
     if torch._C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
+    if derivatives.in_forward_mode():
+        return "its kernel cannot push tangents forward"
     if query.is_cuda:
         return _gpu_reason(query, key, value, settings.scale)
     if not query.is_cpu:
@@ -102,9 +105,12 @@ def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor 
         or not (query.stride(3) == key.stride(3) == value.stride(3) == 1)
         or torch.is_autocast_enabled("cpu")
         or torch._C._are_functorch_transforms_active()
+        or derivatives.in_forward_mode()
         or _data_reason(query, key, value, shape[3] ** -0.5, causal) is not None
     ):
         return None
+    if torch_flash.is_needed(query, key, value):
+        return torch_flash.attend(query, key, value, causal, shape[3] ** -0.5)
     return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
@@ -113,6 +119,8 @@ def attend(problem: Problem) -> Result:
     scale = problem.settings.scale
     query, key, value = problem.query, problem.key, problem.value
     assert value is not None
+    if torch_flash.is_needed(query, key, value):
+        return Result(torch_flash.attend(query, key, value, causal, scale))
     return Result(F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale))
 
 
