@@ -148,7 +148,8 @@ def attention_with_vitals(
 ) -> tuple[Tensor, Vitals]:
     """`attention`, and how healthy each head's softmax is, from the same pass.
 
-    The vitals carry no graph and change nothing of the output. per_row=True adds one number a row.
+    The vitals change nothing of the output, and carry no graph outside of
+    `measure.differentiable()`. per_row=True adds one number a row.
     """
     if nested.is_nested(query):
         options = {

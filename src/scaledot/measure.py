@@ -7,7 +7,9 @@ batches, micro-batches, ranks.
 
 import html
 import math
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -68,6 +70,38 @@ BANDS: dict[str, Band] = {
     "k_rms": Band(None, None, "growth of the logits starts here"),
     "nonfinite": Band(None, 0.0, "rows that hold NaN or inf"),
 }
+
+
+class _InGraph(threading.local):
+    wanted = False
+
+
+_in_graph = _InGraph()
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Let the vitals of all calls inside carry a graph, to be used in a loss.
+
+        with scaledot.measure.differentiable():
+            out, vitals = scaledot.attention_with_vitals(q, k, v)
+        loss = task(out) + 0.01 * (4.0 - vitals.entropy).relu().mean()
+
+    Without it vitals are observations and carry none: they may be kept, converted and sent without
+    a thought of the memory behind them. A call inside costs no more until backward reaches one of
+    its vitals; then all scores of some heads at a time are computed anew. `saturated` counts rows
+    and has no gradient.
+    """
+    before, _in_graph.wanted = _in_graph.wanted, True
+    try:
+        yield
+    finally:
+        _in_graph.wanted = before
+
+
+def are_differentiable() -> bool:
+    """Tell whether the vitals of a call shall carry a graph."""
+    return _in_graph.wanted
 
 
 class RowVitals(NamedTuple):
@@ -153,13 +187,18 @@ class Vitals(_Together):
         if name not in _CUT:
             raise AttributeError(f"'Vitals' object has no attribute {name!r}", name=name, obj=self)
         named = vars(self)
-        with _outside(self._together[0]):
+        # Fields are cut once: not without their graph because the first look was without it.
+        graph = torch.set_grad_enabled(torch.is_grad_enabled() or self._together[0].requires_grad)
+        with graph, _outside(self._together[0]):
             named |= _cut(*self._together)
         return named[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copy and pickle: all fields, and nothing else."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """For copy and pickle: all fields, without a graph, and nothing else."""
+        state: dict[str, Any] = {name: getattr(self, name).detach() for name in _names()}
+        rows = self.per_row
+        state["per_row"] = None if rows is None else RowVitals(*(t.detach() for t in rows))
+        return state
 
     @property
     def passes(self) -> Tensor:
@@ -352,7 +391,7 @@ def _merge(a: Vitals, b: Vitals) -> Vitals:
 
     def root_mean_square(name: str, counts: str) -> Tensor:
         (weight_a, weight_b), (x, y) = weights(counts), values(name)
-        return torch.hypot(_weighted(weight_a.sqrt(), x), _weighted(weight_b.sqrt(), y))
+        return _hypot(_weighted(weight_a.sqrt(), x), _weighted(weight_b.sqrt(), y))
 
     merged["max_logit"] = torch.maximum(*values("max_logit"))
     for name in ("entropy", "sum_p2", "top_p", "saturated", "sink", "off"):
@@ -363,7 +402,7 @@ def _merge(a: Vitals, b: Vitals) -> Vitals:
     weight_a, weight_b = weights("pairs")
     mean_a, mean_b = values("logit_mean")
     between = _weighted((weight_a * weight_b).sqrt(), mean_a - mean_b)
-    merged["logit_std"] = torch.hypot(root_mean_square("logit_std", "pairs"), between)
+    merged["logit_std"] = _hypot(root_mean_square("logit_std", "pairs"), between)
     merged["row_std"] = root_mean_square("row_std", "rows")
     merged["q_rms"] = root_mean_square("q_rms", "q_entries")
     merged["k_rms"] = root_mean_square("k_rms", "k_entries")
@@ -386,7 +425,9 @@ def _reduced(every: Vitals) -> Vitals:
     def root_mean_square(counts: str, value: Tensor) -> Tensor:
         parts = _weighted(weights[counts].sqrt(), value.double())
         largest = parts.abs().amax(0)  # so that no square overflows
-        norm = torch.linalg.vector_norm(parts / largest.clamp(min=TINY), dim=0) * largest
+        nothing = largest == 0.0  # a norm of zeros has no second derivative
+        parts = torch.where(nothing, 1.0, parts / torch.where(nothing, 1.0, largest))
+        norm = torch.linalg.vector_norm(parts, dim=0) * largest
         return torch.where(largest.isinf(), largest, norm)
 
     merged["max_logit"] = every.max_logit.amax(0)
@@ -395,7 +436,7 @@ def _reduced(every: Vitals) -> Vitals:
     mean("pairs", "logit_mean")
     between = every.logit_mean.double() - merged["logit_mean"]
     within = root_mean_square("pairs", every.logit_std)
-    merged["logit_std"] = torch.hypot(within, root_mean_square("pairs", between))
+    merged["logit_std"] = _hypot(within, root_mean_square("pairs", between))
     merged["row_std"] = root_mean_square("rows", every.row_std)
     merged["q_rms"] = root_mean_square("q_entries", every.q_rms)
     merged["k_rms"] = root_mean_square("k_entries", every.k_rms)
@@ -404,7 +445,10 @@ def _reduced(every: Vitals) -> Vitals:
     return Vitals(**merged)
 
 
-TINY = 1e-300  # below every float32, and no division by zero
+def _hypot(one: Tensor, two: Tensor) -> Tensor:
+    """Compute the root of the sum of squares; where both are 0 its derivative is 0, not NaN."""
+    both = (one == 0.0) & (two == 0.0)
+    return torch.where(both, 0.0, torch.hypot(torch.where(both, 1.0, one), two))
 
 
 def _weighted(weight: Tensor, value: Tensor) -> Tensor:

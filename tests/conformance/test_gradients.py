@@ -310,26 +310,6 @@ def test_gradient_of_one_extra_argument_alone(function, name):
     assert gradcheck(run, [tensor.clone().requires_grad_()])
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_double_backward_is_right_or_refused(name):
-    c = small(**ARGUMENTS[name])
-    leaves, rebuild = differentiable(c)
-
-    def second(function):
-        tensors, words = rebuild(*leaves)
-        grads = torch.autograd.grad(
-            function(*tensors, **words).sin().sum(), leaves, create_graph=True
-        )
-        return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
-
-    try:
-        found = second(scaledot.attention)
-    except (RuntimeError, NotImplementedError):
-        return
-    for got, want in zip(found, second(oracle.attend), strict=True):
-        torch.testing.assert_close(got, want)
-
-
 @pytest.mark.parametrize(
     "keywords",
     [
@@ -412,12 +392,32 @@ def test_batched_gradients_are_those_of_each(name, create_graph, function):
     c = small(**ARGUMENTS[name])
     leaves, rebuild = differentiable(c)
     tensors, words = rebuild(*leaves)
-    out = function(*tensors, **words)
+    assert_batched_gradients_agree(function(*tensors, **words), leaves, create_graph)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_batched_gradients_are_of_one_draw_of_dropout(create_graph, function):
+    leaves = [t.requires_grad_() for t in small().tensors]
+    assert_batched_gradients_agree(function(*leaves, dropout_p=0.4), leaves, create_graph)
+
+
+def assert_batched_gradients_agree(out, leaves, create_graph):
     grads = torch.randn(3, *out.shape, dtype=out.dtype)
     found = torch.autograd.grad(
         out, leaves, grads, is_grads_batched=True, retain_graph=True, create_graph=create_graph
     )
-    for i, grad in enumerate(grads):
-        exact = torch.autograd.grad(out, leaves, grad, retain_graph=True)
-        for got, want in zip(found, exact, strict=True):
-            torch.testing.assert_close(got[i], want)
+    each = [
+        torch.autograd.grad(out, leaves, grad, retain_graph=True, create_graph=create_graph)
+        for grad in grads
+    ]
+    exact = [torch.stack(parts) for parts in zip(*each, strict=True)]
+    for got, want in zip(found, exact, strict=True):
+        torch.testing.assert_close(got, want)
+    if create_graph:
+        second, right = (
+            torch.autograd.grad(sum(g.square().sum() for g in gs), leaves, retain_graph=True)
+            for gs in (found, exact)
+        )
+        for got, want in zip(second, right, strict=True):
+            torch.testing.assert_close(got, want)

@@ -25,6 +25,8 @@ def with_vitals(*tensors, **keywords):
 
 
 FUNCTIONS = pytest.mark.parametrize("function", [scaledot.attention, with_vitals])
+# Forward mode brings one of torch's own warnings with it.
+FORWARD_MODE = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 SEEDED = torch.Generator().manual_seed(20_17)  # for the tensors in parametrize, made at import
 KEYWORDS = {
     "plain": {},
@@ -173,6 +175,39 @@ def test_compiled_dropout_drops_and_keeps_the_mean(function, fresh_dynamo):
     out = compiled(function)(c.query, c.key, torch.ones_like(c.value), dropout_p=0.5)
     assert out.mean().item() == pytest.approx(1, abs=0.1)
     assert out.std() > 0.01
+
+
+@pytest.mark.compile
+@FORWARD_MODE
+@FUNCTIONS
+@pytest.mark.parametrize("keywords", [{}, {"softcap": 2.0}, {"is_causal": True}], ids=str)
+def test_a_compiler_follows_the_transforms_of_torch_func(function, keywords, fresh_dynamo):
+    query, key, value = torch.randn(3, 1, 2, 7, 5).unbind()
+
+    def attend(x):
+        return function(x, key, value, **keywords)
+
+    for transform in (
+        lambda x: torch.func.jvp(attend, (x,), (x,)),
+        torch.func.grad(lambda x: attend(x).sin().sum()),
+        lambda x: torch.func.vmap(torch.func.grad(lambda y: attend(y).sin().sum()))(x[None]),
+    ):
+        compiled = torch.compile(transform, backend="aot_eager")
+        torch.testing.assert_close(compiled(query), transform(query))
+
+
+@pytest.mark.compile
+@FORWARD_MODE
+def test_a_compiled_call_carries_tangents_it_was_not_compiled_with(fresh_dynamo):
+    query, key, value = torch.randn(3, 1, 2, 7, 5).unbind()
+
+    def attend(x):
+        return scaledot.attention(x, key, value, softcap=2.0)
+
+    compiled = torch.compile(attend, backend="aot_eager")
+    compiled(query)
+    found, exact = (torch.func.jvp(f, (query,), (query,)) for f in (compiled, attend))
+    torch.testing.assert_close(found, exact)
 
 
 # --- torch.func ----------------------------------------------------------------------------------

@@ -251,3 +251,16 @@ def test_without_a_group_it_says_how_to_make_one():
     query, key, value, _, _ = problem_of({})
     with pytest.raises(RuntimeError, match=r"init_process_group.* torchrun"):
         distributed.attention(query, key, value, None)
+
+
+def test_vitals_of_a_shard_say_that_they_have_no_gradients():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        query = torch.randn(1, 2, 5, 4, requires_grad=True)
+        with scaledot.measure.differentiable():
+            with pytest.raises(NotImplementedError, match="over ranks have no gradients"):
+                distributed.attention_with_vitals(query, query, query, dist.group.WORLD)
+            distributed.attention(query, query, query, dist.group.WORLD).sum().backward()
+        distributed.attention_with_vitals(query, query, query, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()

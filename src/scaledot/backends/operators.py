@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from scaledot.backends import composed_vitals, derivatives, vitals_gradient
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.backends.layout import new_strides
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result
+from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, ROW_FIELDS, Result, are_differentiable
 from scaledot.problem import Problem, Settings
 
 _TENSORS = (
@@ -158,21 +158,28 @@ def define(
     torch.library.register_fake(f"scaledot::{name}_backward", _backward_shapes, lib=library)
     torch.library.register_autograd(
         f"scaledot::{name}_forward",
-        lambda ctx, *grads: _differentiate(ctx, backward_op, grads[0]),
+        lambda ctx, *grads: _differentiate(ctx, forward_op, backward_op, grads[0]),
         setup_context=_setup_context,
         lib=library,
     )
+    function = _function(forward_op, backward_op)
+    with_vitals = _function(forward_op, backward_op, vitals_too=True)
     torch.library.register_autograd(
         f"scaledot::{name}_backward",
-        _refuse_second_derivative,
-        setup_context=_keep_nothing,
+        functools.partial(_differentiate_again, function.apply),
+        setup_context=_setup_second_context,
         lib=library,
     )
-    function = _function(forward_op, backward_op)
-    of_backward = _backward_function(run_backward)
-    untraced = _untraced_function(bare_forward, gradients, of_backward, backward_op)
+    of_backward = _backward_function(run_backward, function.apply)
+    untraced = _untraced_function(bare_forward, gradients, function.apply, of_backward, backward_op)
 
     def attend(inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool) -> Result:
+        transformed = torch._C._are_functorch_transforms_active()
+        # A compiler follows torch.func's transforms through plain operators only.
+        if derivatives.in_forward_mode() or (transformed and torch.compiler.is_compiling()):
+            compiled = torch.compiler.is_compiling()
+            run = function.apply if transformed and not compiled else forward_op
+            return derivatives.by_formula(run, inputs, settings, wants_vitals)
         if _is_plain(inputs):
             if _needs_gradients(inputs):
                 out, found = untraced(inputs, settings, wants_vitals, per_row)
@@ -181,11 +188,19 @@ def define(
             if not wants_vitals:
                 return Result(out)
             rows = out.new_empty(0) if found.rows is None else found.rows
-            return Result(out, found.floats, found.counts, rows)
+            result = Result(out, found.floats, found.counts, rows)
+            if are_differentiable() and torch.is_grad_enabled() and _has_graph(inputs):
+                return vitals_gradient.in_graph(inputs, settings, result)
+            return result
         arguments = (*inputs, *settings, wants_vitals, per_row)
+        if wants_vitals and transformed and _follows_gradients():
+            out, _, *measured = with_vitals.apply(*arguments)
+            return Result(out, *measured)
+        if wants_vitals and are_differentiable():
+            out = forward_op(*arguments)[0]
+            return Result(out, *composed_vitals.measure(inputs, settings))
         if inputs.value is None:  # vitals carry no graph
             arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
-        transformed = torch._C._are_functorch_transforms_active()
         out, _, *measured = (function.apply if transformed else forward_op)(*arguments)
         return Result(out, *measured)
 
@@ -218,11 +233,14 @@ def _is_plain(inputs: Inputs) -> bool:
     return all([type(t) in PLAIN_TENSORS and not (t.is_meta or t.is_neg()) for t in tensors])
 
 
+def _follows_gradients() -> bool:
+    """Tell whether torch.func differentiates the call."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any([level.key() == torch._C._functorch.TransformType.Grad for level in stack])
+
+
 def _needs_gradients(inputs: Inputs) -> bool:
-    """Or tangents, which autograd refuses for us: without it they would get lost in silence."""
-    if inputs.value is None:
-        return False
-    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _has_graph(inputs))
+    return inputs.value is not None and torch.is_grad_enabled() and _has_graph(inputs)
 
 
 def _has_graph(inputs: Inputs) -> bool:
@@ -332,24 +350,28 @@ def _same_steps(shape: torch.Size, found: tuple[int, ...], of_tensor: tuple[int,
     return all(n == 1 or a == b for n, a, b in zip(shape, found, like, strict=True))
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: tuple, vitals_too: bool = False) -> None:
     tensors, ctx.settings, _ = _split(inputs)
-    out, lse, *measured = output
-    ctx.mark_non_differentiable(lse, *measured)
+    out, lse, floats, counts, rows = output
+    if vitals_too:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(lse, counts)
+    else:
+        ctx.mark_non_differentiable(lse, floats, counts, rows)
     ctx.save_for_backward(*tensors, out, lse)
 
 
-def _differentiate(ctx: Any, run: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, forward: Any, backward: Any, grad_out: Tensor
+) -> tuple[Tensor | None, ...]:
     *tensors, out, lse = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    wanted = [needs[position] for position in PER_HEAD]
-    grads = run(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
+    if derivatives.in_forward_mode():
+        grads = derivatives.gradients(forward, Inputs(*tensors), ctx.settings, grad_out)
+    else:
+        wanted = [needs[position] for position in PER_HEAD]
+        grads = backward(*tensors, *ctx.settings, grad_out, out, lse, *wanted)
     return _where_needed(grads, needs)
-
-
-def _is_last() -> bool:
-    """Only a graph of the backward pass itself, or a transform of it, needs a node for it."""
-    return not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
 def _where_needed(
@@ -360,20 +382,28 @@ def _where_needed(
     return (*kept, *[None] * (len(needs) - len(kept)))
 
 
-def _refuse_second_derivative(*_: Any) -> tuple[None, ...]:
-    raise RuntimeError(
-        "scaledot.attention has no second derivative; for double backward compute "
-        "softmax(q @ k.mT * scale) @ v in plain PyTorch"
+def _setup_second_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    tensors, ctx.settings, (grad_out, *_) = _split(inputs)
+    ctx.save_for_backward(*tensors, grad_out)
+
+
+def _differentiate_again(forward: Any, ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    """Differentiate the gradients of a call by its composed formula.
+
+    They are a function of the call's tensors and of grad_out; out and lse only save time.
+    """
+    *tensors, grad_out = ctx.saved_tensors
+    found, of_grad_out = derivatives.second_derivatives(
+        forward, Inputs(*tensors), ctx.settings, grad_out, grads
     )
-
-
-def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
-    pass
+    rest = (None,) * (TENSORS + SETTINGS - len(found))
+    return (*found, *rest, of_grad_out, None, None, *[None] * len(PER_HEAD))
 
 
 def _untraced_function(
     run_forward: Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]],
     run_backward: Callable[..., list[Tensor | None]],
+    run_function: Any,
     backward_function: Any,
     backward_op: Any,
 ) -> Callable[[Inputs, Settings, bool, bool], tuple[Tensor, Measured]]:
@@ -404,14 +434,16 @@ def _untraced_function(
                 wanted = Wanted(*[at in asked for at in PER_HEAD])
             if torch._C._functorch.is_legacy_batchedtensor(grad_out):  # it knows operators only
                 found = backward_op(*inputs, *settings, grad_out, out, lse, *wanted)
-            elif _is_last():
+            elif derivatives.in_forward_mode():
+                found = derivatives.gradients(run_function, inputs, settings, grad_out)
+            elif derivatives.is_last():
                 found = run_backward(inputs, settings, grad_out, out, lse, wanted)
             else:
                 found = backward_function.apply(*inputs, *settings, grad_out, out, lse, *wanted)
             kept = [found[at] if need else None for at, need in zip(places, needs, strict=True)]
             return (None, *kept)
 
-    apply = _straight(Attend)
+    apply = straight_apply(Attend)
 
     def attend(
         inputs: Inputs, settings: Settings, wants_vitals: bool, per_row: bool
@@ -453,7 +485,7 @@ def _put_back(tensors: Sequence[Tensor], places: Sequence[int]) -> Inputs:
     return Inputs._make(inputs)
 
 
-def _straight(function: Any) -> Any:
+def straight_apply(function: Any) -> Any:
     """Its apply without what torch does for defaults and transforms at every call: there are none.
 
     That is a look at the signature of `forward`, which takes longer than the rest.
@@ -461,12 +493,16 @@ def _straight(function: Any) -> Any:
     return super(torch.autograd.Function, function).apply
 
 
-def _function(run_forward: Any, run_backward: Any) -> Any:
-    """A pair as a function of autograd: torch.func's transforms need one with a rule for vmap."""
-    backward_function = _backward_function(run_backward)
+def _function(run_forward: Any, run_backward: Any, vitals_too: bool = False) -> Any:
+    """A pair as a function of autograd: torch.func's transforms need one with a rule for vmap.
+
+    vitals_too: the vitals have gradients, from the formula; who asks for none of them pays nothing.
+    """
 
     class Attend(torch.autograd.Function):
-        setup_context = staticmethod(_setup_context)
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+            _setup_context(ctx, inputs, output, vitals_too)
 
         @staticmethod
         def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -474,8 +510,15 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-            run = run_backward if _is_last() else backward_function.apply
-            return _differentiate(ctx, run, grads[0])
+            run = run_backward if derivatives.is_last() else backward_function.apply
+            found: tuple[Tensor | None, ...] = (None,) * (TENSORS + SETTINGS + 2)
+            if grads[0] is not None:
+                found = _differentiate(ctx, Attend.apply, run, grads[0])
+            if vitals_too and not (grads[2] is None and grads[4] is None):
+                tensors = Inputs(*ctx.saved_tensors[:TENSORS])
+                passed = vitals_gradient.of_vitals(tensors, ctx.settings, grads[2], grads[4])
+                found = (*derivatives.add(found[: len(passed)], passed), *found[len(passed) :])
+            return found
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
@@ -484,18 +527,19 @@ def _function(run_forward: Any, run_backward: Any) -> Any:
             result = Attend.apply(*_fold_batch(info.batch_size, in_dims, arguments))
             return _unfold_batch(result, info.batch_size, (0, 0, 1, 1, 1))
 
+    backward_function = _backward_function(run_backward, Attend.apply)
     return Attend
 
 
-def _backward_function(run_backward: Any) -> Any:
-    """Gradients as a function of autograd, with a rule for vmap and no derivative of its own."""
+def _backward_function(run_backward: Any, run_forward: Any) -> Any:
+    """Gradients as a function of autograd, with a rule for vmap and derivatives of their own."""
 
     class AttendBackward(torch.autograd.Function):
-        setup_context = staticmethod(_keep_nothing)
+        setup_context = staticmethod(_setup_second_context)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
-            return _refuse_second_derivative()
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return _differentiate_again(run_forward, ctx, *grads)
 
         @staticmethod
         def forward(*arguments: Any) -> tuple[Tensor, ...]:

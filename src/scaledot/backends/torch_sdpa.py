@@ -19,6 +19,7 @@ import math
 import torch
 from torch import _C, Tensor
 
+from scaledot.backends import derivatives, torch_flash
 from scaledot.backends.layout import is_regular
 from scaledot.backends.logit_bound import TORCH_IS_RIGHT_TO, within
 from scaledot.measure import Result
@@ -72,6 +73,8 @@ def refuses(problem: Problem) -> str | None:
         return "a last dimension with a stride takes its slow path"
     if _C._are_functorch_transforms_active():
         return "its kernel has no batching rule"
+    if derivatives.in_forward_mode():
+        return "its kernel cannot push tangents forward"
     if query.is_cuda:
         return _gpu_reason(query, key, value, settings.scale)
     if not query.is_cpu:
@@ -154,9 +157,12 @@ def straight(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor 
         or not (query.is_cpu and key.is_cpu and value.is_cpu)
         or not (query.stride(3) == key.stride(3) == value.stride(3) == 1)
         or torch.is_autocast_enabled("cpu")
+        or derivatives.in_forward_mode()
         or _data_reason(query, key, value, width**-0.5, causal) is not None
     ):
         return None
+    if torch_flash.is_needed(query, key, value):
+        return torch_flash.attend(query, key, value, causal, width**-0.5)
     return _C._nn.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
@@ -164,13 +170,16 @@ def attend(problem: Problem) -> Result:
     """Call torch's function itself: under its public name may stand ours, or a stranger's."""
     query, key, value, settings = problem.query, problem.key, problem.value, problem.settings
     assert value is not None
+    causal = settings.right is not None
+    if not _is_written_down() and torch_flash.is_needed(query, key, value):
+        return Result(torch_flash.attend(query, key, value, causal, settings.scale))
     out = _C._nn.scaled_dot_product_attention(
         query,
         key,
         value,
         problem.mask,
         settings.dropout_p,
-        settings.right is not None,
+        causal,
         scale=settings.scale,
         enable_gqa=bool(query.shape[1] != key.shape[1]),  # torch.jit traces sizes as tensors
     )

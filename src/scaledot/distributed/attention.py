@@ -25,7 +25,14 @@ from scaledot.distributed.function import Attend, as_inputs, compute_type, run, 
 from scaledot.distributed.merging import merge_vitals
 from scaledot.distributed.partial import Partial
 from scaledot.functional import Scale, Window
-from scaledot.measure import Result, Vitals, root_mean_square, summarise, vitals_from
+from scaledot.measure import (
+    Result,
+    Vitals,
+    are_differentiable,
+    root_mean_square,
+    summarise,
+    vitals_from,
+)
 from scaledot.problem import Problem, describe
 
 
@@ -187,6 +194,11 @@ def _scaled(problem: Problem, call: Call) -> tuple[Tensor, Tensor | None]:
 @torch.no_grad()
 def _vitals(problem: Problem, partial: Partial) -> Vitals:
     """Of the rank's rows."""
+    if are_differentiable() and problem.query.requires_grad:
+        raise NotImplementedError(
+            "vitals over ranks have no gradients: call attention_with_vitals outside of "
+            "scaledot.measure.differentiable()"
+        )
     query, key, dtype = problem.query.detach(), problem.key.detach(), partial.lse.dtype
     rows = partial.rows()
     key_rms, key_entries = root_mean_square(key, _norms(key, dtype))

@@ -14,10 +14,10 @@ from scaledot.measure import Vitals
 class Measured(nn.Module):
     """`.vitals`: of the last call; None before the first, and after a call that did not measure.
 
-    It is an observation, not state: no parameter, no buffer, without a graph, and left behind by
-    deepcopy, pickle and torch.save. `measure = False` switches to the kernel without vitals;
-    `measuring(model, ...)` does so for a whole model. An exported program, and a call inside
-    torch.func's transforms, measures nothing.
+    It is an observation, not state: no parameter, no buffer, without a graph (but inside
+    `measure.differentiable()`), and left behind by deepcopy, pickle and torch.save.
+    `measure = False` switches to the kernel without vitals; `measuring(model, ...)` does so for a
+    whole model. An exported program, and a call inside torch.func's transforms, measures nothing.
     """
 
     measure: bool

@@ -11,6 +11,9 @@ and dscale. So P and delta come from the logits of this pass: those of the forwa
 in another order, and P = e^(a - lse), delta = dO . O would keep the difference. Where a block of
 rows fits one tile of keys this costs nothing. Where it takes several, the row sums need a pass of
 their own, which is made only where logits may lie far enough from 0 for the difference to count.
+There the logits of float32 are products in float64, too: of 2e4 float32 knows two digits behind the
+point, and what is wrong with P is wrong with every gradient. But a bias of -1e9 on a whole row, as
+models mask, swallows its scores in the forward pass: then they are swallowed here as well.
 """
 
 import math
@@ -24,12 +27,13 @@ from scaledot.backends.cpu.dropout import Dropout
 from scaledot.backends.cpu.logits import Plan, Tile
 from scaledot.backends.cpu.reach import Reach
 from scaledot.backends.cpu.rows import finite_pivot
-from scaledot.backends.cpu.tiles import KEYS, Block
+from scaledot.backends.cpu.tiles import Block
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
 from scaledot.problem import Settings
 
 # e^(a - lse) of float32 is right to FAR * 2^-24, about 2e-6, up to logits of this size.
 FAR = 32.0
+SWALLOWING = 2.0**16  # a bias that leaves a score in float32 less than two digits behind the point
 
 
 class RowSoftmax(NamedTuple):
@@ -53,8 +57,8 @@ class RowSoftmax(NamedTuple):
         """Take in one more tile of the rows; return its e^(a - pivot) too."""
         pivot = torch.maximum(self.pivot, arguments.amax(-1, keepdim=True))
         finite = finite_pivot(pivot, -math.inf)
-        weights = plan.exponentials_of(arguments.sub_(finite))
-        before = (self.pivot - finite).exp_() * self.total  # 0 where no key was seen
+        weights = plan.exponentials_of(arguments.sub_(finite).to(plan.dtype))
+        before = (self.pivot - finite).exp_().to(plan.dtype) * self.total  # 0: no key was seen
         total = before + weights.sum(-1, keepdim=True)
         total.masked_fill_(total == 0.0, 1.0)
         delta = (before * self.delta + (weights * grad_p).sum(-1, keepdim=True)) / total
@@ -97,7 +101,8 @@ class _Work:
         self.grad_out = plan.by_group(grad_out).to(dtype).masked_fill(blind, 0.0)
         self.delta = (self.grad_out * plan.by_group(out).to(dtype)).sum(-1, keepdim=True)
         self.delta.masked_fill_(blind, 0.0)
-        self.far = whole and plan.keys > KEYS and self._may_be_far()
+        self.far = whole and self._may_be_far()
+        self.logits = _in_float64(plan) if self.far and not _swallows(plan) else plan
         self.grad_sinks = torch.zeros_like(self.lse) if wanted.sinks else None
         # A row may be broken by its logits, by a value or by its gradient.
         self.fragile = plan.hides_pairs and not math.isfinite(self.lse.sum() + self.delta.sum())
@@ -131,20 +136,20 @@ class _Work:
 
     def add_block(self, block: Block) -> None:
         plan = self.plan
-        query = plan.query_rows(block)
+        query = self.logits.query_rows(block)
         rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
         grad_out = self.grad_out[rows].reshape(query.shape[0], query.shape[1], -1)
         tiles = list(plan.tiles(block))
         softmax = self._known_softmax(query, block, tiles, grad_out)
         dropout = Dropout(plan, block)
         for tile in tiles:
-            scores = plan.scores_of(query, tile)
+            scores = self.logits.scores_of(query, tile)
             raw = None
             if self.wants_raw:
-                raw = plan.unscaled_scores(query, tile)
+                raw = self.logits.unscaled_scores(query, tile).to(plan.dtype)
                 tile.hide(raw, 0.0)
             slope = self._slope(scores, tile)
-            plan.make_arguments(scores, tile)
+            self.logits.make_arguments(scores, tile)
             grad_p = self._grad_p(grad_out, tile).view(scores.shape)
             keep = dropout.keep(grad_p)
             if keep is not None:
@@ -152,7 +157,7 @@ class _Work:
             if softmax is None:
                 softmax, weights = self._only_sinks(block).with_tile(plan, scores, grad_p)
             else:
-                weights = plan.exponentials_of(scores.sub_(softmax.finite_pivot))
+                weights = plan.exponentials_of(scores.sub_(softmax.finite_pivot).to(plan.dtype))
             probability = weights.div_(softmax.total)
             if self.fragile:
                 tile.hide(probability, 0.0)
@@ -187,8 +192,8 @@ class _Work:
             return None
         plan, softmax, dropout = self.plan, self._only_sinks(block), Dropout(self.plan, block)
         for tile in tiles:
-            scores = plan.scores_of(query, tile)
-            plan.make_arguments(scores, tile)
+            scores = self.logits.scores_of(query, tile)
+            self.logits.make_arguments(scores, tile)
             grad_p = self._grad_p(grad_out, tile).view(scores.shape)
             keep = dropout.keep(grad_p)
             softmax, _ = softmax.with_tile(plan, scores, grad_p if keep is None else grad_p * keep)
@@ -202,7 +207,8 @@ class _Work:
         """
         sinks = self._sinks(block)
         rows = (block.batch, block.groups, slice(None), slice(block.row, block.row_end))
-        return RowSoftmax(sinks, torch.ones_like(sinks), self.delta[rows] * 0.0)
+        delta = self.delta[rows] * 0.0
+        return RowSoftmax(sinks, torch.ones_like(delta), delta)
 
     def _sinks(self, block: Block) -> Tensor:
         """Return the logit of each row's learned sink, -inf where there is none."""
@@ -210,7 +216,7 @@ class _Work:
         like = self.lse[rows]
         if self.plan.inputs.sinks is None:
             return torch.full_like(like, -math.inf)
-        return self.plan.take_sinks(block).unsqueeze(-1).expand_as(like)
+        return self.logits.take_sinks(block).unsqueeze(-1).expand_as(like)
 
     def _grad_p(self, grad_out: Tensor, tile: Tile) -> Tensor:
         """Compute dP = dO V^T of a tile, [heads, rows, keys]."""
@@ -225,7 +231,7 @@ class _Work:
         slope = 1.0 - (scores / cap).tanh_().square_()
         if self.plan.hides_pairs:
             tile.hide(slope, 0.0)
-        return slope
+        return slope.to(self.plan.dtype)
 
     def _add_dot(self, grad: Tensor, tile: Tile, rows: tuple, keys: tuple) -> None:
         """Through s = scale q.k; the query's gradient is kept without the scale."""
@@ -289,6 +295,25 @@ class _Work:
             sinks=_like(grad_sinks, inputs.sinks),
             weight=_like(grad_weight, inputs.weight),
         )
+
+
+def _swallows(plan: Plan) -> bool:
+    """Tell whether a float bias is so large that float32 forgets the scores beside it."""
+    if not plan.biased:
+        return False
+    assert plan.mask is not None
+    finite = plan.mask.masked_fill(plan.mask.isinf(), 0.0)
+    return bool(finite.abs().amax() > SWALLOWING) if finite.numel() else False
+
+
+def _in_float64(plan: Plan) -> Plan:
+    """Return the call's plan with logits in float64."""
+    if plan.dtype == torch.float64:
+        return plan
+    inputs = plan.inputs
+    return Plan(
+        inputs._replace(query=inputs.query.double(), key=inputs.key.double()), plan.settings
+    )
 
 
 def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:

@@ -1,5 +1,8 @@
 """Dropout whose mask is never stored: the backward pass draws the same numbers again."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -24,5 +27,24 @@ class Dropout:
             return None
         if self.rate >= 1.0:
             return torch.zeros_like(tile)
-        kept = torch.empty_like(tile).bernoulli_(1.0 - self.rate, generator=self.generator)
+        kept = torch.empty_like(tile)
+        with _batching_allows_it():
+            kept.bernoulli_(1.0 - self.rate, generator=self.generator)
         return kept.div_(1.0 - self.rate)
+
+
+@contextlib.contextmanager
+def _batching_allows_it() -> Iterator[None]:
+    """Draw where torch.autograd.grad(..., is_grads_batched=True) refuses all random numbers.
+
+    It would refuse a new draw, which the gradients of a batch would share or not. The call's own
+    numbers, drawn again from its seed, are the same for all of them.
+    """
+    depth = torch._C._vmapmode_increment_nesting()
+    for _ in range(depth):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(depth - 1):
+            torch._C._vmapmode_increment_nesting()
