@@ -20,9 +20,11 @@ from scaledot.backends.cuda.additive.prepare import describe_score
 from scaledot.backends.cuda.additive.units import distance_of, raw_scores, tokens_of
 from scaledot.backends.cuda.arguments import (
     NO_HEADS,
+    aligned_rows,
     compute_type,
     constants,
     dot_precision,
+    filled_width,
     heads_of,
     padded,
 )
@@ -62,7 +64,8 @@ class Config(NamedTuple):
 class Cut(NamedTuple):
     """What is compiled into a kernel besides the call and the score."""
 
-    V: Any
+    V: Any  # what is read of a row of value
+    OUT: Any  # what is written of a row
     BLOCK_V: Any
     BLOCK_M: Any
     BLOCK_N: Any
@@ -115,6 +118,8 @@ def _launch_first(described: replay.Call, settings: Settings, config: Config | N
     recording = replay.Recording(described)
     *tensors, out, lse, statistics = recording.tensors
     inputs = Inputs._make(tensors)
+    if out is not None and inputs.value is not None:
+        inputs = inputs._replace(value=aligned_rows(inputs.value))
     query, value = inputs.query, inputs.value
     batch, heads, queries, _ = query.shape
     value_width = 0 if out is None or value is None else value.shape[-1]
@@ -126,7 +131,8 @@ def _launch_first(described: replay.Call, settings: Settings, config: Config | N
     blocks = blocks_of(call, queries, config.block_m)
     cut = Cut(
         **constants(
-            V=value_width,
+            V=filled_width(value) if value_width and value is not None else 0,
+            OUT=value_width,
             BLOCK_V=padded(value_width),
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
@@ -223,7 +229,7 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
     offsets = head * call.queries + rows
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
     if call.value.ptr is not None:
-        store_output(call, out, b, h, rows, inside, acc, closed, cut.V)
+        store_output(call, out, b, h, rows, inside, acc, closed, cut.OUT)
     if STATISTICS:
         store_statistics(
             statistics_ptr,

@@ -62,8 +62,8 @@ def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
     if not call.LOG_N and call.head_scale.ptr is None:  # one factor for the whole call
         grad_k = grad_k * number(call.scale, call.FLOAT)
     first = (b * groups + g) * call.keys
-    store_rows(grad_key_ptr, first, columns, stored_end, own_part, grad_k, cut.D, cut.BLOCK_D)
-    store_rows(grad_value_ptr, first, columns, stored_end, own_part, grad_v, cut.V, cut.BLOCK_V)
+    store_rows(grad_key_ptr, first, columns, stored_end, own_part, grad_k, cut.OUT_D, cut.BLOCK_D)
+    store_rows(grad_value_ptr, first, columns, stored_end, own_part, grad_v, cut.OUT_V, cut.BLOCK_V)
 
 
 @triton.jit

@@ -32,8 +32,10 @@ class Incoming(NamedTuple):
 class Cut(NamedTuple):
     """What is compiled into a kernel besides the call."""
 
-    D: Any
-    V: Any
+    D: Any  # what is read of a row of query and key
+    V: Any  # of value and dO
+    OUT_D: Any  # what is written of a row of dQ and dK
+    OUT_V: Any  # of dV
     BLOCK_D: Any
     BLOCK_V: Any
     PARTS: Any  # blocks of columns that the wider of D and V takes

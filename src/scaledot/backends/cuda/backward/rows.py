@@ -76,7 +76,7 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
         plane = tl.cast(call.batch, tl.int64) * call.heads * call.queries
         tl.store(row_scales_ptr + own_part * plane + lines + rows, each, mask=rows < row_end)
     grad_q = grad_q * (factor * LN2)
-    store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.D, cut.BLOCK_D)
+    store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.OUT_D, cut.BLOCK_D)
 
 
 @triton.jit

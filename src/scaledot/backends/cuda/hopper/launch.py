@@ -84,7 +84,8 @@ class Passed(NamedTuple):
     squares: Tensor | None  # B H Q numbers: of each row of the query, summed
     key_squares: Tensor | None  # some numbers of each head of the keys, as summary.fill takes them
     tile_rows: int
-    read: tuple[Tensor | None, ...]  # by the kernel; a launch beside it must not get their memory
+    read: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+    # by the kernel, query and key first; a launch beside it must not get their memory
 
 
 def forward(
