@@ -33,8 +33,8 @@ from scaledot.backends.cuda.arguments import (
     dot_precision,
     filled_width,
     has_little_memory,
-    rows_of,
     padded,
+    rows_of,
 )
 from scaledot.backends.cuda.backward.delta import row_deltas
 from scaledot.backends.cuda.backward.keys import keys_kernel

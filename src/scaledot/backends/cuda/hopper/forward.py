@@ -76,7 +76,7 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
         launches=recording,
     )
     if floats is not None and counts is not None:
-        # Their matrices are products, too: rows that the pass had to copy first are read from there.
+        # Matrices are products, too: where the pass had to copy its rows first, they read these.
         inputs = inputs._replace(query=passed.read[0], key=passed.read[1])
         # After the long kernel: while it runs, the short ones are queued, and the first of them
         # gets the multiprocessors that it leaves (launching.enter).
