@@ -364,7 +364,7 @@ class Call:
         full_stop = gl.minimum(gl.maximum(full_stop // plan.KEYS, full_start), stop)
         if plan.MOMENTS == "edges":  # only whole blocks of keys
             full_stop = full_stop // self.block * self.block
-        if plan.STEADY and careful != 0:
+        if careful != 0:
             full_start = start
             full_stop = start
             if plan.FEW:  # first a tile in which all is hidden: pivots come from those after it
