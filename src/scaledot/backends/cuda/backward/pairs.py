@@ -98,6 +98,24 @@ def wide_product(one, two, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
     return result
 
 
+@triton.jit
+def one_by_one(rows, one, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
+    """[n, 1]: the products of rows with one other, without a product of matrices."""
+    result = tl.zeros([rows.rows.shape[0], 1], call.FLOAT)
+    for part in range(0, cut.PARTS):
+        a = load_rows(rows.matrix, rows.rows, rows.end, WIDTH, BLOCK, True, part)
+        b = load_rows(one.matrix, one.rows, one.end, WIDTH, BLOCK, True, part)
+        result += tl.sum(a.to(call.FLOAT) * b.to(call.FLOAT), 1, keep_dims=True)
+    return result
+
+
+@triton.jit
+def seen_only(gradients, row):
+    """gradients [n, 1] times a row [1, m]; 0 where the gradient is 0, whatever is in the row."""
+    product = gradients.to(row.dtype).to(gradients.dtype) * row.to(gradients.dtype)
+    return tl.where(gradients == 0.0, 0.0, product)
+
+
 # --- pairs ---------------------------------------------------------------------------------------
 
 
