@@ -50,6 +50,10 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
     inside = row < tile.queries
     entry = (tile.batch * call.heads + tile.head).to(gl.int64)
     place = entry * call.queries + tile.first_query + row
+    if plan.HIDES:
+        # 0 times a number that is not finite is NaN.
+        broken = gl.sum(acc * 0.0, 1) != 0.0
+        gl.store(call.broken + place, gl.where(broken, 1, 0).to(gl.int8), mask=inside)
     gl.store(call.lse + place, gl.where(blind, -INFINITY, lse * LN2), mask=inside)
     if plan.STATISTICS:
         w = gl.convert_layout(gl.sum(sums.w, 1), layout)

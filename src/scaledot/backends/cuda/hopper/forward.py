@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scaledot.backends.cuda import moments, replay, summary, whole_moments
 from scaledot.backends.cuda.hopper import launch
+from scaledot.backends.cuda.repair import repair
 from scaledot.backends.cuda.statistics import ROW_PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.backends.operators import Measured
@@ -91,4 +92,7 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
                 rows, inputs, settings, block, passed.tile_rows, recording, beside=True
             )
         summary.fill(floats, counts, rows, inputs, squares, recording, key_squares, soon=True)
+    if passed.broken is not None and out is not None:
+        inputs = inputs._replace(query=passed.read[0], key=passed.read[1], value=passed.read[2])
+        repair(out, passed.lse, passed.broken, inputs, settings, recording)
     recording.keep()
