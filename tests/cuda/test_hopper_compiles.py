@@ -53,6 +53,8 @@ def ptx_of(dtype, width, keys, values, moments, causal, packed, squares, softcap
             constants[(i,)] = chosen[name]
         elif name == "out":
             signature[name] = "*" + dtype
+        elif name == "broken":
+            signature[name] = "*i8"
         elif name in POINTERS:
             signature[name] = "*fp32"
         elif name in ("lengths", "cu_q", "cu_k"):

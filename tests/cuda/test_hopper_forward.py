@@ -16,6 +16,7 @@ from scaledot.backends.cuda import (  # noqa: E402
     gram,
     hopper,
     moments,
+    repair,
     replay,
     summary,
     whole_moments,
@@ -59,6 +60,7 @@ def kernels(monkeypatch):
         (whole_moments, "_measure_rows"),
         (summary, "chunks_kernel"),
         (summary, "heads_kernel"),
+        (repair, "_repair_kernel"),
     ):
         made.append(Kernel(getattr(module, name).fn))
         monkeypatch.setattr(module, name, made[-1])
@@ -167,7 +169,8 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
     blocks = matrices and not whole
     squares = not matrices and "key_lengths" not in words
     chunks = long or "key_lengths" in words
-    made = [True, squares, matrices, *[blocks] * 2, *[whole] * 2, chunks, True]
+    hides = bool({"is_causal", "window"} & set(words))
+    made = [True, squares, matrices, *[blocks] * 2, *[whole] * 2, chunks, True, hides]
     assert [bool(kernel.searched) for kernel in kernels] == made
     used = [kernel for kernel in kernels if kernel.searched]
     assert_each_waits_for_all_before([kernel.searched[0][1] for kernel in used])
@@ -199,7 +202,7 @@ def test_a_call_is_made_again_as_it_was(kernels, monkeypatch, words, long, per_r
 def test_which_keys_are_squared_in_the_pass(kernels, words, told):
     """The squares of the others are launched apart, or are the summary's where lengths count."""
     forward(problem(**{"queries": 130, "width": 256, **words}))
-    the_pass, beside, *_, heads = kernels
+    the_pass, beside, *_, heads, _ = kernels
     ((_, of_pass),), ((_, of_heads),) = the_pass.searched, heads.searched
     assert of_pass["SQUARES"] == ("query" if told is None else "both")
     assert bool(beside.searched) == (told is None and "key_lengths" not in words)
@@ -232,7 +235,7 @@ def test_without_vitals_there_is_one_launch_and_no_room(kernels, values):
     for _ in range(3):
         _, measured = forward(problem(values=values), wants_vitals=False)
         assert measured[1:] == (None, None, None)
-    assert [len(kernel.launches) for kernel in kernels] == [2, *[0] * 8]
+    assert [len(kernel.launches) for kernel in kernels] == [2, *[0] * 9]
     (made,) = replay._known.values()
     assert made.room_bytes == 0
 

@@ -48,9 +48,11 @@ from scaledot.backends.cuda.logits import (
     Matrix,
     arguments_of,
     entry,
+    holds_broken,
     keeps,
     load_rows,
     lowest,
+    masked_pairs,
     matrix_of,
     row_scale,
 )
@@ -311,6 +313,7 @@ def _forward_kernel(
     value = call.value if call.value.ptr is None else matrix_of(call.value, b, h // call.repeats)
     MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
     LEFT: tl.constexpr = tl.constexpr(call.window.left is not None)
+    RIGHT: tl.constexpr = tl.constexpr(call.window.right is not None)
     STATISTICS: tl.constexpr = tl.constexpr(statistics_ptr is not None)
     FOLLOWS: tl.constexpr = tl.constexpr(cut.SHORT_STEP and not cut.STEADY)
     tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N, cut.STEADY)
@@ -374,6 +377,13 @@ def _forward_kernel(
             sums = start_sums(sink2, cut.BLOCK_M, FLOAT)
             begin, end = tiles.begin, tiles.end
             acc, sums = _add_tiles(acc, sums, begin, end, call, work, True, False, STATISTICS, cut)
+
+    if call.value.ptr is not None and (MASKED or LEFT or RIGHT):
+        # A sum of sound probabilities, and values that are none: they may be hidden from the row.
+        poisoned = (tl.sum(acc * 0.0, 1) != 0.0) & (sums.row_sum < float("inf"))
+        if tl.max(tl.where(poisoned & inside, 1, 0), 0) > 0:  # noqa: SIM102, Triton computes both
+            if hides_broken_values(tiles, call, place, cut):
+                acc, _ = add_seen_values(sums.row_max, rows, row_end, tiles, call, place, cut)
 
     closed = close_sums(sums, sink2)
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
@@ -560,6 +570,55 @@ def _add_values(acc, p, v, start, call, work, cut):
         p = tl.where(kept, p, 0.0)
     p = p.to(v.dtype)
     return tl.dot(p, v, acc, input_precision=cut.PRECISION, out_dtype=call.FLOAT)
+
+
+@triton.jit
+def hides_broken_values(tiles, call, place, cut):
+    """Whether a value that is not finite lies in a tile of keys that hides something."""
+    value = matrix_of(call.value, place.b, place.h // call.repeats)
+    found = False
+    for part in tl.static_range(1, 3):
+        begin, end = span_of(tiles, part)
+        stop = place.seq.key_end
+        found |= holds_broken(value, begin, end, stop, cut.V, cut.BLOCK_V, cut.BLOCK_N)
+    return found
+
+
+@triton.jit
+def add_seen_values(pivot, rows, row_end, tiles, call, place, cut):
+    """acc = P V and the sum of P about the pivots [M], key by key.
+
+    In a product of matrices 0 times a value that is not finite is NaN, also where the key is
+    hidden: here a value joins the rows that see it, and no other. The query is read again: kept
+    from before, it would take registers from every loop.
+    """
+    seq = place.seq
+    q = load_rows(matrix_of(call.query, place.b, place.h), rows, row_end, cut.D, cut.BLOCK_D, True)
+    key = matrix_of(call.key, place.b, place.h // call.repeats)
+    value = matrix_of(call.value, place.b, place.h // call.repeats)
+    factor = row_scale(call, place, rows)
+    if call.LOG_N:
+        factor = factor[:, None]
+    work = Work(q, factor, rows, key, value, place)
+    acc = tl.zeros([rows.shape[0], cut.BLOCK_V], call.FLOAT)
+    row_sum = tl.zeros([rows.shape[0]], call.FLOAT)
+    i = rows[:, None]
+    for start in range(tiles.begin, tl.minimum(tiles.end, seq.key_end)):
+        column = start + tl.arange(0, 1)
+        j = column[None, :]
+        k = load_rows(key, column, seq.key_end, cut.D, cut.BLOCK_D, True)
+        v = load_rows(value, column, seq.key_end, cut.V, cut.BLOCK_V, True)
+        p = tl.exp2(_argument_of(k, start, call, work) - pivot)
+        row_sum += p
+        if call.mask.ptr is not None:
+            _, seen, _ = masked_pairs(call, place, i, j)
+        else:
+            seen = reachable(i, j, seq, call.window)
+        p = p[:, None]
+        if call.dropout.rate is not None:
+            p = tl.where(keeps(call.dropout, place.b * call.heads + place.h, i, j), p, 0.0)
+        acc += tl.where(seen, p.to(v.dtype).to(call.FLOAT) * v.to(call.FLOAT), 0.0)
+    return acc, row_sum
 
 
 @triton.jit

@@ -95,6 +95,22 @@ def load_rows(
     return tile
 
 
+@triton.jit
+def holds_broken(
+    matrix, begin, end, stop, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Whether a number of the rows [begin, end) before `stop` is not finite."""
+    found = tl.zeros([ROWS], tl.int32)
+    for start in range(begin, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        for part in range(0, (WIDTH + BLOCK - 1) // BLOCK):
+            tile = load_rows(matrix, rows, stop, WIDTH, BLOCK, True, part)
+            # 0 times what is not finite is NaN
+            broken = tile.to(tl.float32) * 0.0 != 0.0
+            found = tl.maximum(found, tl.max(broken.to(tl.int32), 1))
+    return tl.max(found, 0) > 0
+
+
 # --- from scores to logits -----------------------------------------------------------------------
 
 

@@ -20,9 +20,11 @@ from scaledot.backends.cuda.additive.prepare import describe_score
 from scaledot.backends.cuda.additive.units import distance_of, raw_scores, tokens_of
 from scaledot.backends.cuda.arguments import (
     NO_HEADS,
+    aligned_rows,
     compute_type,
     constants,
     dot_precision,
+    filled_width,
     heads_of,
     padded,
 )
@@ -32,6 +34,7 @@ from scaledot.backends.cuda.logits import (
     entry,
     keeps,
     load_rows,
+    masked_pairs,
     matrix_of,
     row_scale,
 )
@@ -44,7 +47,14 @@ from scaledot.backends.cuda.tile import (
     store_output,
     store_statistics,
 )
-from scaledot.backends.cuda.visible import Place, blocks_of, find_rows, key_tiles, visible_counts
+from scaledot.backends.cuda.visible import (
+    Place,
+    blocks_of,
+    find_rows,
+    key_tiles,
+    reachable,
+    visible_counts,
+)
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
@@ -62,7 +72,8 @@ class Config(NamedTuple):
 class Cut(NamedTuple):
     """What is compiled into a kernel besides the call and the score."""
 
-    V: Any
+    V: Any  # what is read of a row of value
+    OUT: Any  # what is written of a row
     BLOCK_V: Any
     BLOCK_M: Any
     BLOCK_N: Any
@@ -115,6 +126,8 @@ def _launch_first(described: replay.Call, settings: Settings, config: Config | N
     recording = replay.Recording(described)
     *tensors, out, lse, statistics = recording.tensors
     inputs = Inputs._make(tensors)
+    if out is not None and inputs.value is not None:
+        inputs = inputs._replace(value=aligned_rows(inputs.value))
     query, value = inputs.query, inputs.value
     batch, heads, queries, _ = query.shape
     value_width = 0 if out is None or value is None else value.shape[-1]
@@ -126,7 +139,8 @@ def _launch_first(described: replay.Call, settings: Settings, config: Config | N
     blocks = blocks_of(call, queries, config.block_m)
     cut = Cut(
         **constants(
-            V=value_width,
+            V=filled_width(value) if value_width and value is not None else 0,
+            OUT=value_width,
             BLOCK_V=padded(value_width),
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
@@ -187,13 +201,7 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
     tiles = key_tiles(row, row_end, seq, call.window, True, cut.BLOCK_N)
     for start in range(tiles.begin, tiles.end, cut.BLOCK_N):
         columns = start + tl.arange(0, cut.BLOCK_N)
-        keys = tokens_of(score.key, group, 0, columns, columns < seq.key_end, score)
-        distance = tl.maximum(row_distance, distance_of(keys))
-        offs_n = _keys_of_lanes(cut)
-        keys = tokens_of(score.key, group, start, offs_n, start + offs_n < seq.key_end, score)
-        zeros = tl.zeros([offs_n.shape[0], cut.WARPS, offs_n.shape[2], offs_m.shape[3]], FLOAT)
-        raw = raw_scores(queries, keys, distance, zeros, call, place, score)
-        raw = tl.reshape(tl.permute(raw, (1, 3, 2, 0)), [cut.BLOCK_M, cut.BLOCK_N])
+        raw = _raw_at(start, queries, group, row_distance, offs_m, call, place, score, cut)
         x, z, read = arguments_of(raw, factor, rows, columns, call, place, True, True)
         if STATISTICS:
             is_first = (columns == seq.key)[None, :]
@@ -219,11 +227,23 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=cut.PRECISION, out_dtype=FLOAT)
 
+    LEFT: tl.constexpr = tl.constexpr(call.window.left is not None)
+    RIGHT: tl.constexpr = tl.constexpr(call.window.right is not None)
+    if value.ptr is not None and (call.mask.ptr is not None or LEFT or RIGHT):
+        poisoned = (tl.sum(acc * 0.0, 1) != 0.0) & (sums.row_sum < float("inf"))
+        if tl.max(tl.where(poisoned & inside, 1, 0), 0) > 0:
+            acc = tl.zeros([cut.BLOCK_M, cut.BLOCK_V], FLOAT)
+            for start in range(tiles.begin, tiles.end, cut.BLOCK_N):
+                columns = start + tl.arange(0, cut.BLOCK_N)
+                raw = _raw_at(start, queries, group, row_distance, offs_m, call, place, score, cut)
+                x, _, _ = arguments_of(raw, factor, rows, columns, call, place, True, True)
+                p = tl.exp2(x - sums.row_max[:, None])
+                acc = _add_seen_values(acc, p, start, rows, value, call, place, cut)
     closed = close_sums(sums, sink2)
     offsets = head * call.queries + rows
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
     if call.value.ptr is not None:
-        store_output(call, out, b, h, rows, inside, acc, closed, cut.V)
+        store_output(call, out, b, h, rows, inside, acc, closed, cut.OUT)
     if STATISTICS:
         store_statistics(
             statistics_ptr,
@@ -238,6 +258,42 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
             True,
             FLOAT,
         )
+
+
+@triton.jit
+def _raw_at(start, queries, group, row_distance, offs_m, call, place, score, cut):
+    """The scores [M, N] of the tile of keys at `start`, before their scale."""
+    key_end = place.seq.key_end
+    columns = start + tl.arange(0, cut.BLOCK_N)
+    keys = tokens_of(score.key, group, 0, columns, columns < key_end, score)
+    distance = tl.maximum(row_distance, distance_of(keys))
+    offs_n = _keys_of_lanes(cut)
+    keys = tokens_of(score.key, group, start, offs_n, start + offs_n < key_end, score)
+    zeros = tl.zeros([offs_n.shape[0], cut.WARPS, offs_n.shape[2], offs_m.shape[3]], call.FLOAT)
+    raw = raw_scores(queries, keys, distance, zeros, call, place, score)
+    return tl.reshape(tl.permute(raw, (1, 3, 2, 0)), [cut.BLOCK_M, cut.BLOCK_N])
+
+
+@triton.jit
+def _add_seen_values(acc, p, start, rows, value, call, place, cut):
+    """acc + P V of a tile, key by key: a value joins the rows that see it, and no other.
+
+    In a product of matrices 0 times a value that is not finite would be NaN in all of them.
+    """
+    columns = start + tl.arange(0, cut.BLOCK_N)
+    i, j = rows[:, None], columns[None, :]
+    if call.dropout.rate is not None:
+        p = tl.where(keeps(call.dropout, place.b * call.heads + place.h, i, j), p, 0.0)
+    if call.mask.ptr is not None:
+        _, seen, _ = masked_pairs(call, place, i, j)
+    else:
+        seen = reachable(i, j, place.seq, call.window)
+    for key in range(start, tl.minimum(start + cut.BLOCK_N, place.seq.key_end)):
+        v = load_rows(value, key + tl.arange(0, 1), key + 1, cut.V, cut.BLOCK_V, True)  # [1, V]
+        own = tl.sum(tl.where(j == key, p, 0.0), 1, keep_dims=True).to(v.dtype)  # [M, 1]
+        sees = tl.max(((j == key) & seen).to(tl.int32), 1, keep_dims=True) > 0
+        acc += tl.where(sees, own.to(call.FLOAT) * v.to(call.FLOAT), 0.0)
+    return acc
 
 
 @triton.jit

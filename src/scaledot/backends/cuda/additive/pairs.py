@@ -132,7 +132,8 @@ def add_values(p, do_ptr, queries, keys, sums_ptr, tokens, V: tl.constexpr):
         do = tl.load(ptrs, mask=queries.inside, other=0.0)
         ptrs = sums_ptr + column * tl.cast(tokens, tl.int64) + keys.places
         sums = tl.load(ptrs, mask=keys.inside, other=0.0)
-        tl.store(ptrs, sums + tl.sum(p * do[:, None], 0), mask=keys.inside)
+        part = tl.where(p == 0.0, 0.0, p * do[:, None])  # NaN of a row that does not see the key
+        tl.store(ptrs, sums + tl.sum(part, 0), mask=keys.inside)
 
 
 @triton.jit

@@ -31,9 +31,10 @@ from scaledot.backends.cuda.arguments import (
     constants,
     describe_call,
     dot_precision,
+    filled_width,
     has_little_memory,
-    heads_of,
     padded,
+    rows_of,
 )
 from scaledot.backends.cuda.backward.delta import row_deltas
 from scaledot.backends.cuda.backward.keys import keys_kernel
@@ -112,7 +113,7 @@ def backward(
     delta = row_deltas(grad_out, out, lse)
     common: dict[str, Any] = {
         "call": call,
-        "incoming": Incoming(*heads_of(grad_out), lse, delta),
+        "incoming": Incoming(*rows_of(grad_out), lse, delta),
         "num_warps": config.warps,
         "num_stages": config.stages,
         "enable_fp_fusion": query.element_size() == 2,  # as in the forward pass
@@ -160,8 +161,10 @@ def _cut(query: Tensor, value: Tensor) -> Cut:
     parts = max(triton.cdiv(d, block_d), triton.cdiv(v, block_v), 1)
     return Cut(
         **constants(
-            D=d,
-            V=v,
+            D=filled_width(query),
+            V=filled_width(value),
+            OUT_D=d,
+            OUT_V=v,
             BLOCK_D=block_d,
             BLOCK_V=block_v,
             PARTS=parts,

@@ -7,12 +7,14 @@ from scaledot.backends.cuda.backward.pairs import (
     Rows,
     alive_rows,
     load_lse2,
+    one_by_one,
     pair_gradients,
     product,
+    seen_only,
     store_rows,
     wide_product,
 )
-from scaledot.backends.cuda.logits import LN2, load_rows, matrix_of, number, row_scale
+from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_of, number, row_scale
 from scaledot.backends.cuda.visible import Place, Tiles, find_keys, row_tiles, span_of
 
 
@@ -59,11 +61,19 @@ def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
                     part != 0,
                     cut,
                 )
+    if MASKED or BEFORE or call.window.left is not None:
+        # Rows that see none of these keys may have broken queries or gradients.
+        poisoned = (tl.sum(grad_k * 0.0, 1) != 0.0) | (tl.sum(grad_v * 0.0, 1) != 0.0)
+        if tl.max(poisoned.to(tl.int32), 0) > 0:  # noqa: SIM102, Triton would compute both
+            if _hides_broken_rows(tiles, b, g, call, incoming, cut):
+                grad_k, grad_v = _add_seen_rows(
+                    keys, values, own_part, tiles, b, g, seq, call, incoming, cut
+                )
     if not call.LOG_N and call.head_scale.ptr is None:  # one factor for the whole call
         grad_k = grad_k * number(call.scale, call.FLOAT)
     first = (b * groups + g) * call.keys
-    store_rows(grad_key_ptr, first, columns, stored_end, own_part, grad_k, cut.D, cut.BLOCK_D)
-    store_rows(grad_value_ptr, first, columns, stored_end, own_part, grad_v, cut.V, cut.BLOCK_V)
+    store_rows(grad_key_ptr, first, columns, stored_end, own_part, grad_k, cut.OUT_D, cut.BLOCK_D)
+    store_rows(grad_value_ptr, first, columns, stored_end, own_part, grad_v, cut.OUT_V, cut.BLOCK_V)
 
 
 @triton.jit
@@ -145,4 +155,67 @@ def _add_row_tiles(
         grad_k = tl.dot(
             grad_s.to(q.dtype), q, grad_k, input_precision=cut.PRECISION, out_dtype=FLOAT
         )  # dS^T Q
+    return grad_k, grad_v
+
+
+@triton.jit
+def _hides_broken_rows(tiles, b, g, call, incoming, cut):
+    """Whether a query or a gradient that is not finite lies in a tile of rows that hides pairs."""
+    found = False
+    stop = tiles.end
+    for repeat in range(0, call.repeats):
+        query = matrix_of(call.query, b, g * call.repeats + repeat)
+        grad_out = matrix_of(incoming, b, g * call.repeats + repeat)
+        for part in tl.static_range(1, 3):
+            begin, end = span_of(tiles, part)
+            found |= holds_broken(query, begin, end, stop, cut.D, cut.BLOCK_D, cut.BLOCK_M)
+            found |= holds_broken(grad_out, begin, end, stop, cut.V, cut.BLOCK_V, cut.BLOCK_M)
+    return found
+
+
+@triton.jit
+def _add_seen_rows(keys, values, own_part, tiles, b, g, seq, call, incoming, cut):
+    """dK and dV of all rows, one after the other: a row joins the keys that it sees, and no other.
+
+    In a product of matrices 0 times a row that is not finite would be NaN in all of them.
+    """
+    grad_k = tl.zeros([cut.BLOCK_N, cut.BLOCK_D], call.FLOAT)
+    grad_v = tl.zeros([cut.BLOCK_N, cut.BLOCK_V], call.FLOAT)
+    row_end = seq.row_end
+    for repeat in range(0, call.repeats):
+        place = Place(b, g * call.repeats + repeat, seq)
+        query = matrix_of(call.query, b, place.h)
+        grad_out = matrix_of(incoming, b, place.h)
+        lines = (b * call.heads + place.h) * call.queries
+        for start in range(tiles.begin, tl.minimum(tiles.end, row_end)):
+            row = start + tl.arange(0, 1)
+            lse2 = load_lse2(incoming.lse_ptr + lines, row, row_end)
+            alive = alive_rows(row, lse2, row_end)
+            delta = tl.load(incoming.delta_ptr + lines + row, mask=alive < row_end, other=0.0)
+            factor = row_scale(call, place, row)
+            if call.LOG_N:
+                factor = factor[None, :]
+            queries = Rows(query, alive, row_end)
+            grads = Rows(grad_out, alive, row_end)
+            scores = one_by_one(keys, queries, cut.D, cut.BLOCK_D, call, cut)  # [N, 1]
+            grad_p = one_by_one(values, grads, cut.V, cut.BLOCK_V, call, cut)
+            q = load_rows(query, alive, row_end, cut.D, cut.BLOCK_D, True, own_part)
+            do = load_rows(grad_out, alive, row_end, cut.V, cut.BLOCK_V, True, own_part)
+            p, _, grad_s = pair_gradients(
+                scores,
+                grad_p,
+                factor,
+                lse2[None, :],
+                delta[None, :],
+                row[None, :],
+                keys.rows[:, None],
+                call,
+                place,
+                True,
+                q.dtype == call.FLOAT,
+            )
+            grad_v += seen_only(p, do)
+            if call.LOG_N or call.head_scale.ptr is not None:
+                grad_s = grad_s * (factor * LN2)
+            grad_k += seen_only(grad_s, q)
     return grad_k, grad_v

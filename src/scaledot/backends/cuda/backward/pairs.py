@@ -32,8 +32,10 @@ class Incoming(NamedTuple):
 class Cut(NamedTuple):
     """What is compiled into a kernel besides the call."""
 
-    D: Any
-    V: Any
+    D: Any  # what is read of a row of query and key
+    V: Any  # of value and dO
+    OUT_D: Any  # what is written of a row of dQ and dK
+    OUT_V: Any  # of dV
     BLOCK_D: Any
     BLOCK_V: Any
     PARTS: Any  # blocks of columns that the wider of D and V takes
@@ -94,6 +96,24 @@ def wide_product(one, two, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
         b = load_rows(two.matrix, two.rows, two.end, WIDTH, BLOCK, True, part)
         result = tl.dot(a, tl.trans(b), result, input_precision=cut.PRECISION, out_dtype=FLOAT)
     return result
+
+
+@triton.jit
+def one_by_one(rows, one, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
+    """[n, 1]: the products of rows with one other, without a product of matrices."""
+    result = tl.zeros([rows.rows.shape[0], 1], call.FLOAT)
+    for part in range(0, cut.PARTS):
+        a = load_rows(rows.matrix, rows.rows, rows.end, WIDTH, BLOCK, True, part)
+        b = load_rows(one.matrix, one.rows, one.end, WIDTH, BLOCK, True, part)
+        result += tl.sum(a.to(call.FLOAT) * b.to(call.FLOAT), 1, keep_dims=True)
+    return result
+
+
+@triton.jit
+def seen_only(gradients, row):
+    """gradients [n, 1] times a row [1, m]; 0 where the gradient is 0, whatever is in the row."""
+    product = gradients.to(row.dtype).to(gradients.dtype) * row.to(gradients.dtype)
+    return tl.where(gradients == 0.0, 0.0, product)
 
 
 # --- pairs ---------------------------------------------------------------------------------------

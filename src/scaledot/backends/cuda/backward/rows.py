@@ -7,12 +7,14 @@ from scaledot.backends.cuda.backward.pairs import (
     Rows,
     alive_rows,
     load_lse2,
+    one_by_one,
     pair_gradients,
     product,
+    seen_only,
     store_rows,
     wide_product,
 )
-from scaledot.backends.cuda.logits import LN2, load_rows, matrix_of, row_scale
+from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_of, row_scale
 from scaledot.backends.cuda.visible import Place, find_rows, key_tiles, span_of
 
 
@@ -70,13 +72,21 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
                 part != 0,
                 cut,
             )
+    if MASKED or BEFORE or call.window.right is not None:
+        # The row's own numbers are sound, its gradient is not: a key hidden from it may be broken.
+        poisoned = (tl.sum(grad_q * 0.0, 1) != 0.0) & (tl.abs(lse2) < float("inf"))
+        if tl.max(poisoned.to(tl.int32), 0) > 0:  # noqa: SIM102, Triton would compute both
+            if _hides_broken_keys(tiles, call, place, cut):
+                grad_q = _add_seen_keys(
+                    queries, grads, own_part, lse2, delta, rows, tiles, call, place, cut
+                )
     grad_q = tl.where((lse2 == float("inf"))[:, None], 0.0, grad_q)
     if row_scales_ptr is not None:
         each = tl.sum(grad_q * q.to(call.FLOAT), 1)
         plane = tl.cast(call.batch, tl.int64) * call.heads * call.queries
         tl.store(row_scales_ptr + own_part * plane + lines + rows, each, mask=rows < row_end)
     grad_q = grad_q * (factor * LN2)
-    store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.D, cut.BLOCK_D)
+    store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.OUT_D, cut.BLOCK_D)
 
 
 @triton.jit
@@ -132,4 +142,53 @@ def _add_key_tiles(
         grad_q = tl.dot(
             grad_s.to(k.dtype), k, grad_q, input_precision=cut.PRECISION, out_dtype=FLOAT
         )  # dS K
+    return grad_q
+
+
+@triton.jit
+def _hides_broken_keys(tiles, call, place, cut):
+    """Whether a key that is not finite lies in a tile of keys that hides something."""
+    key = matrix_of(call.key, place.b, place.h // call.repeats)
+    found = False
+    for part in tl.static_range(1, 3):
+        begin, end = span_of(tiles, part)
+        stop = place.seq.key_end
+        found |= holds_broken(key, begin, end, stop, cut.D, cut.BLOCK_D, cut.BLOCK_N)
+    return found
+
+
+@triton.jit
+def _add_seen_keys(queries, grads, own_part, lse2, delta, rows, tiles, call, place, cut):
+    """dQ of all keys, one after the other: a key joins the rows that see it, and no other.
+
+    In a product of matrices 0 times a key that is not finite would be NaN in all of them.
+    """
+    key_end = place.seq.key_end
+    key = matrix_of(call.key, place.b, place.h // call.repeats)
+    value = matrix_of(call.value, place.b, place.h // call.repeats)
+    factor = row_scale(call, place, rows)
+    if call.LOG_N:
+        factor = factor[:, None]
+    grad_q = tl.zeros([cut.BLOCK_M, cut.BLOCK_D], call.FLOAT)
+    for start in range(tiles.begin, tl.minimum(tiles.end, key_end)):
+        column = start + tl.arange(0, 1)
+        keys = Rows(key, column, key_end)
+        values = Rows(value, column, key_end)
+        scores = one_by_one(queries, keys, cut.D, cut.BLOCK_D, call, cut)
+        grad_p = one_by_one(grads, values, cut.V, cut.BLOCK_V, call, cut)
+        k = load_rows(key, column, key_end, cut.D, cut.BLOCK_D, True, own_part)  # [1, D]
+        _, _, grad_s = pair_gradients(
+            scores,
+            grad_p,
+            factor,
+            lse2[:, None],
+            delta[:, None],
+            rows[:, None],
+            column[None, :],
+            call,
+            place,
+            True,
+            k.dtype == call.FLOAT,
+        )
+        grad_q += seen_only(grad_s, k)
     return grad_q

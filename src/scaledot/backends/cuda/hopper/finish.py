@@ -12,6 +12,7 @@ from scaledot.backends.cuda.hopper.softmax import (
     narrow,
 )
 
+FARTHEST_PIVOT = gl.constexpr(65536.0)  # a float32 of this size is off by 2^-8 at most
 SWAPPED = gl.constexpr("=r,=r,=r,=r,0,1,2,3")
 
 
@@ -49,6 +50,10 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
     inside = row < tile.queries
     entry = (tile.batch * call.heads + tile.head).to(gl.int64)
     place = entry * call.queries + tile.first_query + row
+    if plan.HIDES:
+        # 0 times a number that is not finite is NaN.
+        broken = gl.sum(acc * 0.0, 1) != 0.0
+        gl.store(call.broken + place, gl.where(broken, 1, 0).to(gl.int8), mask=inside)
     gl.store(call.lse + place, gl.where(blind, -INFINITY, lse * LN2), mask=inside)
     if plan.STATISTICS:
         w = gl.convert_layout(gl.sum(sums.w, 1), layout)
@@ -67,7 +72,12 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         in_first_thread = gl.arange(0, 4, gl.SliceLayout(0, sums.first.type.layout)) == 0
         first = gl.sum(gl.where(in_first_thread[None, :], sums.first, 0.0), 1)
         first = gl.convert_layout(first, layout)
-        first_p = gl.where(low > 0, 0.0, gl.exp2(first * scale_of(call) - pivot) * share)
+        # As the last tile left it, see `Rows.seen`: of a masked tile in base 2.
+        scaled = (tile.full_start > tile.start) | (tile.full_stop <= tile.full_start)
+        if plan.FEW:  # but the first is not
+            scaled = scaled & (tile.stop - tile.start > 1)
+        first = gl.where(scaled, first, first * scale_of(call))
+        first_p = gl.where(low > 0, 0.0, gl.exp2(first - pivot) * share)
         n = gl.maximum(high - low, 0).to(gl.float32)
         plane = (call.batch * call.heads).to(gl.int64) * call.queries
         at = call.statistics + place
@@ -113,7 +123,8 @@ def store_moments(call, tile, sums, layout: gl.constexpr, NTH: gl.constexpr):
 @gluon.jit
 def outgrown(call, tile, sums, acc, NTH: gl.constexpr):
     """[m]: 1 where a row has left its pivot so far behind that a sum leaves float32 or its digits,
-    or where the first few scores gave it none.
+    or where the first few scores gave it none; or where it is so large that the scores of a full
+    tile, which are scaled as they are counted from it, leave its rounding in every exponent.
 
     A pivot that moves later may make l small again, or NaN, but never p2. What is NaN by right will
     be NaN again.
@@ -123,7 +134,8 @@ def outgrown(call, tile, sums, acc, NTH: gl.constexpr):
     row = tile.row + NTH * plan.TEAM + gl.arange(0, plan.TEAM, layout)
     low, high = call.reach(tile, row)
     # 0 times a number that is not finite is NaN.
-    l = gl.where(sums.pivot == -INFINITY, float("nan"), sums.l + sums.p2 * 0.0)
+    lost = gl.abs(sums.pivot) > FARTHEST_PIVOT
+    l = gl.where(lost, float("nan"), sums.l + sums.p2 * 0.0)
     l = gl.convert_layout(gl.sum(l, 1), layout)
     if plan.STATISTICS:
         out = (l > 2.0**60) | (l != l)  # p2 is at most l^2

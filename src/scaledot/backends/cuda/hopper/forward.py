@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scaledot.backends.cuda import moments, replay, summary, whole_moments
 from scaledot.backends.cuda.hopper import launch
+from scaledot.backends.cuda.repair import repair
 from scaledot.backends.cuda.statistics import ROW_PLANES
 from scaledot.backends.inputs import Inputs
 from scaledot.backends.operators import Measured
@@ -76,6 +77,8 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
         launches=recording,
     )
     if floats is not None and counts is not None:
+        # Matrices are products, too: where the pass had to copy its rows first, they read these.
+        inputs = inputs._replace(query=passed.read[0], key=passed.read[1])
         # After the long kernel: while it runs, the short ones are queued, and the first of them
         # gets the multiprocessors that it leaves (launching.enter).
         rows, squares, key_squares = passed.rows, passed.squares, passed.key_squares
@@ -89,4 +92,7 @@ def _launch_first(call: replay.Call, settings: Settings, summed: str, block: int
                 rows, inputs, settings, block, passed.tile_rows, recording, beside=True
             )
         summary.fill(floats, counts, rows, inputs, squares, recording, key_squares, soon=True)
+    if passed.broken is not None and out is not None:
+        inputs = inputs._replace(query=passed.read[0], key=passed.read[1], value=passed.read[2])
+        repair(out, passed.lse, passed.broken, inputs, settings, recording)
     recording.keep()

@@ -88,12 +88,11 @@ def consume(call, pipe, NTH: gl.constexpr):
                     sums, step = measure_keys(rows, tile, step, NTH)
                     acc = zero
                 finish(call, tile, sums, acc, NTH)
-                if plan.STEADY:
-                    rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, NTH), row_layout)
-                    outgrew = outgrew | (rows_out << (round & 31))
+                rows_out = gl.convert_layout(outgrown(call, tile, sums, acc, NTH), row_layout)
+                outgrew = outgrew | (rows_out << (round & 31))
         pass_turn(who, step, plan, ALONE=True)
         missed = 0
-        if plan.STEADY and careful == 0:
+        if careful == 0:
             missed = gl.reduce(outgrew, 0, either)
             if plan.TOGETHER:
                 tell_missed(pipe, missed, plan)
@@ -105,7 +104,7 @@ def consume(call, pipe, NTH: gl.constexpr):
         else:
             hand_back_values(careful, plan)  # of no other step: one each time
         step += 1
-        if plan.STEADY and not plan.TOGETHER and careful == 0:
+        if not plan.TOGETHER and careful == 0:
             missed = agreed(one_per_thread(warps) + missed, plan)
         careful += 1
 
@@ -156,6 +155,7 @@ def attend(
     statistics,
     squares,
     key_squares,
+    broken,
     lengths,
     cu_q,
     cu_k,
@@ -242,6 +242,7 @@ def attend(
         statistics,
         squares,
         key_squares,
+        broken,
         lengths,
         cu_q,
         cu_k,

@@ -83,8 +83,10 @@ class Passed(NamedTuple):
     rows: Tensor  # the planes of statistics.py; a tenth: of how many keys the moments are
     squares: Tensor | None  # B H Q numbers: of each row of the query, summed
     key_squares: Tensor | None  # some numbers of each head of the keys, as summary.fill takes them
+    broken: Tensor | None  # B H Q bytes: which rows met a number that is not finite (repair.py)
     tile_rows: int
-    read: tuple[Tensor | None, ...]  # by the kernel; a launch beside it must not get their memory
+    read: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+    # by the kernel, query and key first; a launch beside it must not get their memory
 
 
 def forward(
@@ -134,6 +136,9 @@ def forward(
     if moments == "all" and statistics and _squares_keys(inputs, config):
         tiles = 2 * -(-keys // config.keys)
         key_squares = launches.room(query, batch * groups * tiles, torch.float32)
+    broken = None
+    if out is not None and (settings.left is not None or settings.right is not None):
+        broken = launches.room(query, lse.numel(), torch.int8)
     sinks, head_scale = _side_by_side(inputs.sinks), _side_by_side(inputs.head_scale)
     strides = (0, 0, 0) if out is None else [out.stride(i) // 8 for i in range(3)]
     section = 1
@@ -146,6 +151,7 @@ def forward(
         rows if statistics else lse,
         lse if squares is None else squares,
         lse if key_squares is None else key_squares,
+        lse if broken is None else broken,
         lse if inputs.key_lengths is None else inputs.key_lengths,
         lse if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q,
         lse if inputs.cu_seqlens_k is None else inputs.cu_seqlens_k,
@@ -194,7 +200,7 @@ def forward(
     named = dict(zip(attend.arg_names, (*described, *arguments, *constants), strict=True))
     launches.launch(attend, programs, query, named, num_warps=team // 16)
     read = query, key, value, sinks, head_scale
-    return Passed(lse, rows, squares, key_squares, tile_rows, read)
+    return Passed(lse, rows, squares, key_squares, broken, tile_rows, read)
 
 
 def _squares_keys(inputs: Inputs, config: Config) -> bool:

@@ -44,6 +44,7 @@ class Plan:
     SOFTCAP: gl.constexpr
     NARROW: gl.constexpr  # value's width is less than V
     SQUARES: gl.constexpr  # of the "query"'s rows are wanted, of "both" query and keys, or "no"
+    HIDES: gl.constexpr  # some of the values may be hidden from a row of their tile
     STEADY: gl.constexpr  # pivots stay where they are in full tiles
     dtype: gl.constexpr
 
@@ -111,6 +112,7 @@ class Plan:
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.NARROW = gl.constexpr(NARROW)
         self.SQUARES = gl.constexpr(SQUARES)
+        self.HIDES = gl.constexpr(VALUES and (RIGHT or LEFT))
         self.STEADY = gl.constexpr(steady)
         self.dtype = gl.constexpr(dtype)
 
@@ -174,6 +176,7 @@ class Call:
     statistics: gl.tensor
     squares: gl.tensor
     key_squares: gl.tensor
+    broken: gl.tensor  # [B, H, Q]: 1 where a row met a number that is not finite (repair.py)
     lengths: gl.tensor
     cu_q: gl.tensor
     cu_k: gl.tensor
@@ -208,6 +211,7 @@ class Call:
         statistics,
         squares,
         key_squares,
+        broken,
         lengths,
         cu_q,
         cu_k,
@@ -239,6 +243,7 @@ class Call:
         self.statistics = statistics
         self.squares = squares
         self.key_squares = key_squares
+        self.broken = broken
         self.lengths = lengths
         self.cu_q = cu_q
         self.cu_k = cu_k
@@ -364,7 +369,7 @@ class Call:
         full_stop = gl.minimum(gl.maximum(full_stop // plan.KEYS, full_start), stop)
         if plan.MOMENTS == "edges":  # only whole blocks of keys
             full_stop = full_stop // self.block * self.block
-        if plan.STEADY and careful != 0:
+        if careful != 0:
             full_start = start
             full_stop = start
             if plan.FEW:  # first a tile in which all is hidden: pivots come from those after it

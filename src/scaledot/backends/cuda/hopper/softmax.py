@@ -51,7 +51,7 @@ class Sums:
     a: gl.tensor
     b: gl.tensor
     top: gl.tensor  # the largest P
-    first: gl.tensor  # the score of the last tile's first key, in the row's first thread
+    first: gl.tensor  # the first of the last tile's scores, in the row's first thread
 
     @gluon.constexpr_function
     def __init__(self, pivot, l, w, p2, a, b, top, first):

@@ -65,7 +65,7 @@ def tell_missed(pipe, bits, plan):
 def missed_rounds(pipe, careful, plan):
     """What they told, for one of the other warps, when the buffers of the last step are back."""
     missed = 0
-    if plan.STEADY and careful == 0:
+    if careful == 0:
         if plan.TOGETHER:
             numbers = pipe.missed.load(one_each(1))
             missed = gl.max(gl.zeros([32], gl.int32, one_each(1)) + gl.max(numbers, 0), 0)

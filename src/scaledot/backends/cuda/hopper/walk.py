@@ -98,14 +98,26 @@ class Rows:
         return self.pipe.v.index(stage_of(step, plan)).reshape([plan.KEYS, plan.V])
 
     @gluon.jit
-    def seen(self, s, j, MASKED: gl.constexpr):
-        """The scores of key tile j, -inf where hidden."""
+    def seen(self, s, j, MASKED: gl.constexpr, SCALED: gl.constexpr):
+        """The scores of key tile j, -inf where hidden. SCALED: in base 2, so that they are rounded
+        as the pivot is, and nothing is left of the one that it was taken from.
+        """
         plan = self.call.plan
         if plan.FACTOR != "no":
             s = bend(s, self.factor, self.call.cap, plan)
+        if SCALED:
+            s = s * scale_of(self.call)
         if MASKED:
             s = gl.where(self.visible(self.low, self.high, j, s), s, -INFINITY)
         return s
+
+    @gluon.jit
+    def scale(self, SCALED: gl.constexpr):
+        """What is left to multiply the scores of a tile with, after `seen`."""
+        if SCALED:
+            return 1.0
+        else:
+            return scale_of(self.call)
 
     @gluon.jit
     def visible(self, low, high, j, s):
@@ -117,8 +129,8 @@ class Rows:
         return visible
 
     @gluon.jit
-    def move(self, s, sums):
-        return move_pivot(s, sums, scale_of(self.call), self.call.plan)
+    def move(self, s, sums, MASKED: gl.constexpr):
+        return move_pivot(s, sums, self.scale(MASKED), self.call.plan)
 
     @gluon.jit
     def follow(self, sums, move, j, MASKED: gl.constexpr):
@@ -136,7 +148,7 @@ class Rows:
         return follow(sums, move, before, plan, sums_moments(plan, MASKED))
 
     @gluon.jit
-    def add(self, s, sums, j, MASKED: gl.constexpr, STEADY: gl.constexpr):
+    def add(self, s, sums, j, MASKED: gl.constexpr, STEADY: gl.constexpr, SCALED: gl.constexpr):
         """The sums with key tile j; P in 16 bits."""
         plan = self.call.plan
         visible = True
@@ -145,7 +157,7 @@ class Rows:
             visible = self.visible(unknown(self.low), unknown(self.high), j, s)
         nought = self.call.keys >> 31  # a number of keys has no sign
         MOMENTS: gl.constexpr = sums_moments(plan, MASKED)
-        scale = scale_of(self.call)
+        scale = self.scale(SCALED)
         if plan.IN_PLACE and not MASKED:
             return add_in_place(s, sums, scale, plan, MOMENTS)
         else:
@@ -154,11 +166,11 @@ class Rows:
     @gluon.jit
     def measure(self, s, sums, j, MASKED: gl.constexpr):
         """All of the softmax of key tile j: its sums and P."""
-        s = self.seen(s, j, MASKED)
+        s = self.seen(s, j, MASKED, MASKED)
         STEADY: gl.constexpr = self.call.plan.STEADY and not MASKED
         if not STEADY:
-            sums = self.follow(sums, self.move(s, sums), j, MASKED)
-        return self.add(s, sums, j, MASKED, STEADY)
+            sums = self.follow(sums, self.move(s, sums, MASKED), j, MASKED)
+        return self.add(s, sums, j, MASKED, STEADY, MASKED)
 
     @gluon.jit
     def begin(self, s, j):
@@ -167,9 +179,9 @@ class Rows:
         plan = self.call.plan
         sums = no_sums(self.zero)
         if plan.FEW:
-            s = self.seen(s, j, True)
+            s = self.seen(s, j, True, False)
             top = by_row(gl.max(first_columns(s, 8), 1), sums.pivot)
-            return self.add(s, from_pivot(top * scale_of(self.call), sums), j, True, True)
+            return self.add(s, from_pivot(top * scale_of(self.call), sums), j, True, True, False)
         else:
             return self.measure(s, sums, j, True)
 
@@ -317,19 +329,19 @@ def attend_next(rows, j, step, sums, acc, p, MASKED: gl.constexpr):
     s, acc = warpgroup_mma_wait(1, deps=[s, acc])
     hand_back_keys(step, plan.TEAM // 16, plan)
 
-    s = rows.seen(s, j, MASKED)
+    s = rows.seen(s, j, MASKED, MASKED)
     STEADY: gl.constexpr = plan.STEADY and not MASKED
     if not STEADY:
-        move = rows.move(s, sums)
+        move = rows.move(s, sums, MASKED)
         sums = rows.follow(sums, move, j, MASKED)
     if not plan.EARLY:
-        sums, fresh = rows.add(s, sums, j, MASKED, STEADY)
+        sums, fresh = rows.add(s, sums, j, MASKED, STEADY, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])  # in_place.py has waited; this tells the compiler
     hand_back_values(step - 1, plan)
     if not STEADY:
         acc = rescale(acc, move)
     if plan.EARLY:
-        sums, fresh = rows.add(s, sums, j, MASKED, STEADY)
+        sums, fresh = rows.add(s, sums, j, MASKED, STEADY, MASKED)
     rows.wait_for_values(step, True)
     return sums, acc, gl.convert_layout(fresh, p.type.layout)
 
