@@ -1,0 +1,162 @@
+"""Run many random cases, or one of them again.
+
+    PYTHONPATH=src:tests python -m fuzz --cases 20000 --seed 1 --workers 2
+    PYTHONPATH=src:tests python -m fuzz --seed 1 --case 45 --engine cpu-tiles
+    PYTHONPATH=src:tests python -m fuzz --engine triton --only "Case(seed=7, queries=3)"
+
+Each failure prints its reproduction in one line. The engines are taken in turn. A run that was cut
+short goes on with --first; --seconds ends it early and says so.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from fuzz import engines
+from fuzz.cases import Case, draw, fit
+from fuzz.checks import Outcome, check
+
+TURN = 20  # seconds between two progress lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _read(arguments)
+    torch.set_num_threads(options.threads)
+    if options.engine == "triton" and not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    chosen = (options.engine,) if options.engine else engines.on_this_machine()
+    if options.only is not None:
+        case = eval(options.only, {"Case": Case})
+        return max([_report(case, engine, check(case, engine)) for engine in chosen])
+    if options.case is not None:
+        engine = options.engine or chosen[options.case % len(chosen)]
+        case = fit(draw(options.seed, options.case, options.kinds), engine)
+        print(case)
+        return _report(case, engine, check(case, engine))
+    return _run_many(options, chosen)
+
+
+def _read(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("fuzz", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--seed", type=int, default=1)
+    add("--cases", type=int, default=500, help="how many")
+    add("--first", type=int, default=0, help="number of the first case")
+    add("--case", type=int, help="this case alone")
+    add("--only", help="the text of a case")
+    add("--engine", choices=engines.ENGINES, help="default: those of this machine in turn")
+    add("--kinds", type=int, help="so many kinds of calls, for which kernels are compiled")
+    add("--workers", type=int, default=1, help="processes")
+    add("--threads", type=int, default=1, help="threads of torch in each process")
+    add("--seconds", type=float, help="end after so long, whatever is left")
+    add("--log", help="file to which failures are appended as lines of JSON")
+    return parser.parse_args(arguments)
+
+
+def _run_many(options: argparse.Namespace, chosen: tuple[str, ...]) -> int:
+    start = last = time.monotonic()
+    total, faulty = Counter(), Counter()
+    for index, engine, outcome in _outcomes(options, chosen):
+        total["cases"] += 1
+        total[engine] += 1
+        total["compared"] += outcome.compared
+        if outcome.faults:
+            total["failed"] += 1
+            faulty[engine] += 1
+            _print_fault(options, index, engine, outcome)
+        now = time.monotonic()
+        if now - last > TURN:
+            last = now
+            print(f"# {_summary(options, total, now - start)}, at case {index}", flush=True)
+    seconds = time.monotonic() - start
+    each = ", ".join(f"{name}: {total[name]} ({faulty[name]} failed)" for name in chosen)
+    print(f"{_summary(options, total, seconds)}; {each}", flush=True)
+    if total["cases"] < options.cases:
+        print(f"NOT FINISHED: {options.cases - total['cases']} cases are left", flush=True)
+    return 1 if total["failed"] or total["cases"] < options.cases else 0
+
+
+def _summary(options: argparse.Namespace, total: Counter, seconds: float) -> str:
+    return (
+        f"fuzz seed {options.seed}: {total['cases']} of {options.cases} cases, "
+        f"{total['compared']} numbers compared, {total['failed']} cases failed, {seconds:.0f} s"
+    )
+
+
+def _outcomes(
+    options: argparse.Namespace, chosen: tuple[str, ...]
+) -> Iterator[tuple[int, str, Outcome]]:
+    """Each case's result; those of one kind go to one process, which compiles for it once."""
+    numbers = range(options.first, options.first + options.cases)
+    stop = None if options.seconds is None else time.time() + options.seconds
+    if options.workers == 1:
+        yield from _work(options, chosen, numbers, stop)
+        return
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue(1000)
+    stride = options.kinds or len(numbers)
+    shares = [
+        [n for n in numbers if n % stride % options.workers == worker]
+        for worker in range(options.workers)
+    ]
+    workers = [
+        context.Process(target=_serve, args=(options, chosen, share, stop, results), daemon=True)
+        for share in shares
+    ]
+    for worker in workers:
+        worker.start()
+    running = len(workers)
+    while running:
+        result = results.get()
+        if result is None:
+            running -= 1
+        else:
+            yield result
+
+
+def _serve(options, chosen, numbers, stop, results) -> None:
+    torch.set_num_threads(options.threads)
+    for result in _work(options, chosen, numbers, stop):
+        results.put(result)
+    results.put(None)
+
+
+def _work(options, chosen, numbers, stop) -> Iterator[tuple[int, str, Outcome]]:
+    for index in numbers:
+        if stop is not None and time.time() > stop:
+            return
+        # A kind of call keeps its engine, or kernels would be compiled for each pair of them.
+        engine = chosen[(index if options.kinds is None else index % options.kinds) % len(chosen)]
+        yield index, engine, check(fit(draw(options.seed, index, options.kinds), engine), engine)
+
+
+def _print_fault(options, index: int, engine: str, outcome: Outcome) -> None:
+    kinds = "" if options.kinds is None else f" --kinds {options.kinds}"
+    case = fit(draw(options.seed, index, options.kinds), engine)
+    print(f"FAILED: python -m fuzz --seed {options.seed} --case {index} --engine {engine}{kinds}")
+    _report(case, engine, outcome)
+    if options.log:
+        with open(options.log, "a") as log:
+            line = {"index": index, "engine": engine, "faults": outcome.faults, "case": str(case)}
+            log.write(json.dumps(line) + "\n")
+
+
+def _report(case: Case, engine: str, outcome: Outcome) -> int:
+    if not outcome.faults:
+        print(f"{engine}: {outcome.compared} numbers agree")
+        return 0
+    print(f"  python -m fuzz --engine {engine} --only {json.dumps(str(case))}")
+    for fault in outcome.faults:
+        print(f"    {fault}", flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
