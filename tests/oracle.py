@@ -65,13 +65,17 @@ def attend(
     lost = rounding.of_sum(*scores, query.shape[-1], scene.logits + scene.bias)
     argument = scene.argument + lost
     weights = _softmax(argument, scene.visible, scene.sinks)[0]
-    dropped = weights if keep is None else weights * keep
+    dropped = weights if keep is None else weights * keep.to(compute)
     used = dropped + rounding.of_factor(dropped)
     finite = torch.where(value.isfinite(), value, 0)
     seen = scene.visible.to(compute) @ (~value.isfinite()).to(compute) > 0
-    out = (used @ finite).masked_fill(seen, math.nan)
+    out = used @ finite
+    lost = rounding.of_sum(used.detach() @ finite.detach().abs(), out.detach(), value.shape[-2])
+    out = (out + lost).masked_fill(seen, math.nan)
     if argument.requires_grad and (products or noise):
         rounding.enter_backward(out, dropped, argument, weights.detach(), finite.detach())
+        if scene.capped is not scene.scores and scene.scores.requires_grad:
+            rounding.enter_slope(scene.capped, scene.scores)
     return out
 
 
@@ -124,6 +128,12 @@ class _Rounding:
         out.register_hook(at_output)
         dropped.register_hook(at_weights)
         argument.register_hook(at_argument)
+
+    def enter_slope(self, capped, scores):
+        """Round the slope of a cap, 1 - tanh^2, to eps of 1: near 0 it has no digits left."""
+        received = []
+        capped.register_hook(received.append)
+        scores.register_hook(lambda grad: grad + self.eps * received[-1] * self._normal(grad.shape))
 
     def _normal(self, shape):
         return torch.randn(shape, dtype=self.compute, generator=self.generator)
@@ -303,6 +313,8 @@ def _scene(
         key=k,
         factor=factor,
         weight=weight,
+        scores=scores,
+        capped=capped,
         bias=bias,
         visible=visible,
         within_length=within_length,
@@ -348,8 +360,11 @@ def _factor(scale, width, num_heads, visible_keys, compute):
 
 
 def _softmax(argument, allowed, sinks):
-    """Weights of the keys, of the sink, and lse; rows with no allowed key weigh nothing."""
-    some = allowed.any(-1)
+    """Weights of the keys, of the sink, and lse; rows with no allowed key weigh nothing.
+
+    Nor do rows whose logits are all -inf by their own numbers: torch takes them for masked.
+    """
+    some = (allowed & (argument != -math.inf)).any(-1)
     sink = argument.new_full((*argument.shape[:-1], 1), -math.inf)
     if sinks is not None:
         sink = sinks.expand_as(sink)

@@ -11,7 +11,6 @@ short goes on with --first; --seconds ends it early and says so.
 import argparse
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 import torch
 
 from fuzz import engines
-from fuzz.cases import Case, draw, fit
+from fuzz.cases import Case, draw, fit, smaller
 from fuzz.checks import Outcome, check
 
 TURN = 20  # seconds between two progress lines
@@ -29,16 +28,14 @@ TURN = 20  # seconds between two progress lines
 def main(arguments: list[str] | None = None) -> int:
     options = _read(arguments)
     torch.set_num_threads(options.threads)
-    if options.engine == "triton" and not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    engines.prepare(options.engine)
     chosen = (options.engine,) if options.engine else engines.on_this_machine()
     if options.only is not None:
         case = eval(options.only, {"Case": Case})
         return max([_report(case, engine, check(case, engine)) for engine in chosen])
     if options.case is not None:
         engine = options.engine or chosen[options.case % len(chosen)]
-        case = fit(draw(options.seed, options.case, options.kinds), engine)
-        print(case)
+        case = _case(options, options.case, engine)
         return _report(case, engine, check(case, engine))
     return _run_many(options, chosen)
 
@@ -53,6 +50,7 @@ def _read(arguments: list[str] | None) -> argparse.Namespace:
     add("--only", help="the text of a case")
     add("--engine", choices=engines.ENGINES, help="default: those of this machine in turn")
     add("--kinds", type=int, help="so many kinds of calls, for which kernels are compiled")
+    add("--small", action="store_true", help="few tokens and narrow heads, for the interpreter")
     add("--workers", type=int, default=1, help="processes")
     add("--threads", type=int, default=1, help="threads of torch in each process")
     add("--seconds", type=float, help="end after so long, whatever is left")
@@ -123,6 +121,7 @@ def _outcomes(
 
 def _serve(options, chosen, numbers, stop, results) -> None:
     torch.set_num_threads(options.threads)
+    engines.prepare(options.engine)
     for result in _work(options, chosen, numbers, stop):
         results.put(result)
     results.put(None)
@@ -134,21 +133,25 @@ def _work(options, chosen, numbers, stop) -> Iterator[tuple[int, str, Outcome]]:
             return
         # A kind of call keeps its engine, or kernels would be compiled for each pair of them.
         engine = chosen[(index if options.kinds is None else index % options.kinds) % len(chosen)]
-        yield index, engine, check(fit(draw(options.seed, index, options.kinds), engine), engine)
+        yield index, engine, check(_case(options, index, engine), engine)
+
+
+def _case(options: argparse.Namespace, index: int, engine: str) -> Case:
+    case = draw(options.seed, index, options.kinds)
+    return fit(smaller(case) if options.small else case, engine)
 
 
 def _print_fault(options, index: int, engine: str, outcome: Outcome) -> None:
-    kinds = "" if options.kinds is None else f" --kinds {options.kinds}"
-    case = fit(draw(options.seed, index, options.kinds), engine)
-    print(f"FAILED: python -m fuzz --seed {options.seed} --case {index} --engine {engine}{kinds}")
+    case = str(_case(options, index, engine))
+    print(f"FAILED: case {index} of seed {options.seed}")
     _report(case, engine, outcome)
     if options.log:
         with open(options.log, "a") as log:
-            line = {"index": index, "engine": engine, "faults": outcome.faults, "case": str(case)}
+            line = {"index": index, "engine": engine, "faults": outcome.faults, "case": case}
             log.write(json.dumps(line) + "\n")
 
 
-def _report(case: Case, engine: str, outcome: Outcome) -> int:
+def _report(case: Case | str, engine: str, outcome: Outcome) -> int:
     if not outcome.faults:
         print(f"{engine}: {outcome.compared} numbers agree")
         return 0

@@ -29,7 +29,8 @@ LAYOUTS = (
     "expand-2",
     "expand-1",
 )
-MASKS = ("bool", "bool", "rows", "late", "float", "minus_inf", "lowest", "far")
+FLOAT_MASKS = ("float", "minus_inf", "lowest", "far")
+MASKS = ("bool", "bool", "rows", "late", *FLOAT_MASKS)
 RULES = ("sqrt_dk", "dk", "none", "sqrt_dmodel", "log_n", "log_n")
 NUMBERS = (0.3, 1.0, -0.4, 0.0, -0.0, 2)
 PER_HEAD = ("heads", "heads", "negative_heads", "same_heads", "one", "one_0d")
@@ -150,21 +151,70 @@ def draw(seed: int, index: int, kinds: int | None = None) -> Case:
 
 
 def fit(case: Case, engine: str) -> Case:
-    """The nearest case that an engine serves, and that it serves in a short time."""
+    """The nearest case that an engine serves."""
     if engine == "cpu-native":
-        if case.dtype == "float64":
-            case = replace(case, dtype="float32", mask_type=None)
-        if case.mask in ("float", "minus_inf", "lowest", "far"):
-            case = replace(case, mask="bool", mask_type=None)
-            case = replace(case, bad=None) if case.bad and case.bad[0] == "mask" else case
-        return replace(
-            case,
-            softcap=None,
-            dropout=0.0,
-            additive=None,
-            only_wanted=None if case.only_wanted in ("mask", "weight") else case.only_wanted,
-        )
+        return _for_compiled_kernel(case)
+    if engine == "hopper":
+        return _for_hopper(case)
     return case
+
+
+def smaller(case: Case, most: int = 20) -> Case:
+    """The same call with few tokens and narrow heads, for an interpreter."""
+    if case.packed is not None:
+        packed = tuple((min(q, most // 2), min(k, most // 2)) for q, k in case.packed[:3])
+        queries, keys = sum(q for q, _ in packed), sum(k for _, k in packed)
+        case = replace(case, packed=packed)
+    else:
+        queries, keys = min(case.queries, most), min(case.keys, most + 13)
+    full = (queries, keys)
+    shape = tuple(
+        n if n == 1 or at < -2 else full[at]
+        for at, n in zip(range(-len(case.mask_shape), 0), case.mask_shape, strict=True)
+    )
+    lengths = case.key_lengths and tuple(min(n, keys) for n in case.key_lengths)
+    return replace(
+        case,
+        queries=queries,
+        keys=keys,
+        width=min(case.width, 33),
+        value_width=min(case.value_width, 33),
+        mask_shape=shape,
+        key_lengths=lengths,
+    )
+
+
+def _for_compiled_kernel(case: Case) -> Case:
+    """Float32 at most, no float mask, no cap, no dropout, no additive score."""
+    if case.dtype == "float64":
+        case = replace(case, dtype="float32", mask_type=None)
+    if case.mask in FLOAT_MASKS:
+        case = replace(_unbiased(case), mask="bool", mask_type=None)
+    return replace(_dot(case), softcap=None, dropout=0.0)
+
+
+def _for_hopper(case: Case) -> Case:
+    """16 bits, widths that are multiples of 8, no mask tensor, no additive score, no dropout."""
+    if case.dtype not in SIXTEEN_BITS:
+        case = replace(case, dtype=SIXTEEN_BITS[case.seed % 2])
+    case = replace(_unbiased(case), mask=None, mask_shape=(), mask_type=None, mask_layout="plain")
+    widths = (min(-(-n // 8) * 8, 256) for n in (case.width, case.value_width))
+    case = replace(_dot(case), dropout=0.0, softcap=None)
+    if case.packed is None:
+        case = replace(case, queries=max(case.queries, 1), keys=max(case.keys, 1))
+    return replace(case, **dict(zip(("width", "value_width"), widths, strict=True)))
+
+
+def _dot(case: Case) -> Case:
+    wanted = None if case.only_wanted == "weight" else case.only_wanted
+    return replace(case, additive=None, only_wanted=wanted)
+
+
+def _unbiased(case: Case) -> Case:
+    """Without what only a float mask has."""
+    wanted = None if case.only_wanted == "mask" else case.only_wanted
+    bad = None if case.bad is not None and case.bad[0] == "mask" else case.bad
+    return replace(case, bad=bad, only_wanted=wanted)
 
 
 def _width(pick: random.Random) -> int:
@@ -289,7 +339,7 @@ def _draw_numbers(pick: random.Random, case: Case) -> Case:
     if pick.random() < 0.15:
         words["value_shift"] = pick.choice([10.0, -100.0])
     roles = ["query", "key", "key", "value", "value"]
-    if case.mask in ("float", "minus_inf", "lowest", "far"):
+    if case.mask in FLOAT_MASKS:
         roles.append("mask")
     if pick.random() < 0.12:
         words["bad"] = (pick.choice(roles), pick.choice(BAD), pick.choice(PLACES))

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 import scaledot
@@ -24,6 +25,17 @@ def on_this_machine() -> tuple[str, ...]:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return ("triton",)
     return CPU
+
+
+def prepare(engine: str | None) -> None:
+    """Let Triton interpret where its engine is asked for and there is no GPU."""
+    if torch.cuda.is_available() or "triton" not in (engine, *on_this_machine()):
+        return
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    import interpreter
+
+    interpreter.mend()
+    np.seterr(all="ignore")  # a GPU overflows to infinity in silence
 
 
 def device_of(engine: str) -> str:

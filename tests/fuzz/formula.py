@@ -1,7 +1,6 @@
 """What the float64 oracle says of a case, and how far the same formula is off in fewer digits."""
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import oracle
@@ -29,9 +28,8 @@ def output(call: Call, tensors: Tensors, keep=None, **rounding):
         dropped = None if keep is None else keep[a:b, :, : d - c].transpose(0, 1)
         each = (x.transpose(0, 1) for x in (query[a:b], key[c:d], value[c:d]))
         pieces.append(oracle.attend(*each, keep=dropped, **words).transpose(0, 1))
-    if not pieces:  # nothing, but of the graph
-        return query.new_zeros(0, call.case.heads, value.shape[-1]) + value.sum() + key.sum()
-    return torch.cat(pieces)
+    empty = query.new_zeros(0, call.case.heads, value.shape[-1], dtype=torch.float64)
+    return torch.cat(pieces or [empty])
 
 
 def vitals(call: Call):
@@ -193,6 +191,8 @@ def gradients(call: Call, tensors: Tensors, grad, keep=None, **rounding) -> Tens
     compute = rounding.get("compute", torch.float64)
     leaves = {name: tensors[name].to(compute).requires_grad_() for name in call.leaves}
     out = output(call, {**tensors, **leaves}, keep, **rounding)
+    if not out.requires_grad:  # no sequence at all
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     found = torch.autograd.grad(out, list(leaves.values()), grad.to(compute), allow_unused=True)
     return {
         name: torch.zeros_like(leaf) if g is None else g

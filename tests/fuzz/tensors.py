@@ -98,7 +98,7 @@ def laid(x: torch.Tensor, layout: str, device: str = "cpu") -> torch.Tensor:
     if layout == "misaligned":
         return x.new_full((x.numel() + 1,), blank)[1:].view(x.shape).copy_(x)
     if layout == "single":
-        odd = [3 + 2 * i if n == 1 else s for i, (n, s) in enumerate(zip(x.shape, x.stride()))]
+        odd = [3 + 2 * i if x.shape[i] == 1 else x.stride(i) for i in range(dims)]
         return x.contiguous().as_strided(x.shape, odd)
     assert layout == "negative", layout
     return torch._neg_view(-x) if x.is_floating_point() else x
