@@ -16,7 +16,7 @@ BUILT_FROM := pyproject.toml hatch_build.py build_page.py $(wildcard src/scaledo
 TWO := -n 2 --dist worksteal
 TIMED := tests/browser/test_latency.py
 
-.PHONY: demo test check page browser bench clean
+.PHONY: demo test test-gpu check page browser bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/scaledot demo
@@ -32,6 +32,11 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest $(TWO) tests/cuda
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO) tests/browser $(addprefix --ignore=,$(TIMED))
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TIMED)
+
+# On a machine with a GPU, whose Python has torch, triton and pytest: nothing is installed. RECORD is
+# a CSV file that gets a line with the outcome. Without a GPU it says so and fails.
+test-gpu:
+	PYTHONPATH=src:tests $(PYTHON) tests/gpu_suite.py $(if $(RECORD),--record $(RECORD))
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -253,6 +253,7 @@ def diagnose_packed(query, key, cu_seqlens_q, cu_seqlens_k, **keywords):
         per_row=SimpleNamespace(**per_row),
         reach=max([p.reach for p in pieces], default=0.0),
         keys=max([p.keys for p in pieces], default=0),
+        pieces=pieces,
     )
 
 

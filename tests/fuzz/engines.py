@@ -58,6 +58,17 @@ def forced(engine: str) -> Iterator[str | None]:
     yield {"cpu-native": "cpu", "dispatched": None}.get(engine, engine)
 
 
+def serves(call: Call, backend: str) -> bool:
+    """Tell whether this backend takes a call, with vitals."""
+    try:
+        attention_with_vitals(call, backend)
+    except ValueError as error:
+        if "cannot serve this call" in str(error):
+            return False
+        raise
+    return True
+
+
 def attention(call: Call, backend: str | None, **changes) -> torch.Tensor:
     return _run(call, ("attention", "attention_varlen", "additive_attention"), backend, changes)
 
