@@ -52,8 +52,9 @@ def attend(
 
     keep multiplies the weights: 0 or 1 / (1 - dropout). products is a type of fewer digits to which
     factors and results of the matrix products are rounded, as a kernel for tensor cores does.
-    noise=(eps, generator) moves every sum, there and in the gradient, at random and as far as a sum
-    rounded to eps in some order may be off.
+    noise=(eps, generator, far) moves every sum, there and in the gradient, at random and as far as
+    a sum rounded to eps in some order may be off; and a row's weights in the gradient by eps of its
+    lse, up to `far`, as where they are made again as e^(logit - lse).
     """
     scene = _scene(query, key, attn_mask, is_causal, scale, enable_gqa, compute=compute, **keywords)
     value = value.to(compute)
@@ -64,12 +65,17 @@ def attend(
     scores = factor * _terms(scene), (scene.logits - scene.bias).detach()
     lost = rounding.of_sum(*scores, query.shape[-1], scene.logits + scene.bias)
     argument = scene.argument + lost
-    weights = _softmax(argument, scene.visible, scene.sinks)[0]
+    weights, _, lse = _softmax(argument, scene.visible, scene.sinks)
     dropped = weights if keep is None else weights * keep.to(compute)
     used = dropped + rounding.of_factor(dropped)
     finite = torch.where(value.isfinite(), value, 0)
     seen = scene.visible.to(compute) @ (~value.isfinite()).to(compute) > 0
     out = used @ finite
+    if noise is not None and argument.requires_grad:
+        by_lse = (
+            rounding.of_lse(lse) * used.detach() @ finite
+        )  # the weights as the gradient has them
+        out = used @ finite.detach() + by_lse - by_lse.detach()
     lost = rounding.of_sum(used.detach() @ finite.detach().abs(), out.detach(), value.shape[-2])
     out = (out + lost).masked_fill(seen, math.nan)
     if argument.requires_grad and (products or noise):
@@ -84,7 +90,8 @@ class _Rounding:
 
     def __init__(self, compute, products, noise):
         self.compute, self.products = compute, products
-        self.eps, self.generator = noise or (0.0, None)
+        self.eps, self.generator, self.far = noise or (0.0, None, 0.0)
+        self.row = 1.0
 
     def of_factor(self, x):
         """Of one factor of a product."""
@@ -105,6 +112,12 @@ class _Rounding:
         size = (size + torch.as_tensor(more).abs()).detach().nan_to_num(0.0, 0.0, 0.0)
         return self.eps * size * self._normal(size.shape)
 
+    def of_lse(self, lse):
+        """Draw by what each row's weights are multiplied in the gradient."""
+        size = lse.detach().abs().clamp(max=self.far).nan_to_num(0.0)[..., None]
+        self.row = 1 + self.eps * size * self._normal(size.shape)
+        return self.row
+
     def enter_backward(self, out, dropped, argument, weights, value):
         """Round dP and dS; let the rows of dS sum to the rounding of dO . O."""
         stored, shifts = out.detach() + self.of_factor(out), []
@@ -122,7 +135,7 @@ class _Rounding:
             return grad if self.products is None else grad + self.of_factor(grad)
 
         def at_argument(grad):
-            grad = grad - weights * shifts[-1][0]
+            grad = (grad - weights * shifts[-1][0]) * self.row
             return grad + self.of_factor(grad)
 
         out.register_hook(at_output)

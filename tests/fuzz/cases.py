@@ -160,27 +160,48 @@ def fit(case: Case, engine: str) -> Case:
 
 
 def smaller(case: Case, most: int = 20) -> Case:
-    """The same call with few tokens and narrow heads, for an interpreter."""
+    """The same call with few tokens, narrow heads and one batch dimension, for an interpreter."""
+    leads = (case.query_lead, case.key_lead, case.value_lead)
+    query_lead, key_lead, value_lead = (lead[-2:] for lead in leads)
+    case = replace(case, query_lead=query_lead, key_lead=key_lead, value_lead=value_lead)
     if case.packed is not None:
         packed = tuple((min(q, most // 2), min(k, most // 2)) for q, k in case.packed[:3])
         queries, keys = sum(q for q, _ in packed), sum(k for _, k in packed)
         case = replace(case, packed=packed)
     else:
         queries, keys = min(case.queries, most), min(case.keys, most + 13)
-    full = (queries, keys)
-    shape = tuple(
-        n if n == 1 or at < -2 else full[at]
-        for at, n in zip(range(-len(case.mask_shape), 0), case.mask_shape, strict=True)
-    )
-    lengths = case.key_lengths and tuple(min(n, keys) for n in case.key_lengths)
+    full = (*case.lead, queries, keys)
+    mask = case.mask_shape[-len(full) :]
+    mask = tuple(min(own, n) for own, n in zip(mask, full[len(full) - len(mask) :], strict=True))
+    lengths = case.key_lengths
+    if lengths is not None:
+        lengths = tuple(min(n, keys) for n in lengths[: math.prod(case.batch)])
     return replace(
         case,
         queries=queries,
         keys=keys,
         width=min(case.width, 33),
         value_width=min(case.value_width, 33),
-        mask_shape=shape,
+        mask_shape=mask,
         key_lengths=lengths,
+    )
+
+
+def near(case: Case) -> Case:
+    """The same call with logits near 0 and finite numbers.
+
+    The GPU's backward passes know a row's softmax by its lse alone: far from 0 they lose digits.
+    """
+    return replace(
+        case,
+        level=min(case.level, 3.0),
+        common=False,
+        mask="float" if case.mask in ("far", "lowest") else case.mask,
+        sinks="normal" if case.sinks == "far" else case.sinks,
+        softcap=min(case.softcap, 30.0) if case.softcap else None,
+        scale=None if case.scale in (2, "none") else case.scale,
+        value_shift=0.0,
+        bad=None,
     )
 
 

@@ -46,7 +46,8 @@ def make(case: Case, device: str = "cpu") -> Call:
         made["sinks"] = _sinks(case, normal, dtype)
     if case.additive is not None:
         shape = (case.width,) if case.additive == "shared" else (case.heads, case.width)
-        made["weight"] = (normal(*shape) * case.level / math.sqrt(case.width)).to(dtype)
+        size = min(case.level, 1e3 if case.dtype == "float16" else math.inf)
+        made["weight"] = (normal(*shape) * size / math.sqrt(case.width)).to(dtype)
     lengths = _lengths(case)
     if case.bad is not None:
         _break(case, made, lengths, numbers)
