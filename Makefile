@@ -20,7 +20,7 @@ TIMED := tests/browser/test_latency.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 PYTEST_CUDA := TRITON_INTERPRET=1 $(PYTEST)
 
-.PHONY: demo quick test nightly test-all check page browser bench clean
+.PHONY: demo quick test nightly test-all test-gpu check page browser bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/scaledot demo
@@ -47,6 +47,11 @@ nightly: $(INSTALLED)
 # Everything that runs without a GPU.
 test-all: test
 	$(MAKE) nightly
+
+# On a machine with a GPU, whose Python has torch, triton and pytest: nothing is installed. RECORD is
+# a CSV file that gets a line with the outcome. Without a GPU it says so and fails.
+test-gpu:
+	PYTHONPATH=src:tests $(PYTHON) tests/gpu_suite.py $(if $(RECORD),--record $(RECORD))
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

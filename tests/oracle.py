@@ -43,16 +43,113 @@ def attend(
     enable_gqa=False,
     *,
     compute=torch.float64,
+    keep=None,
+    products=None,
+    noise=None,
     **keywords,
 ):
-    """softmax(scores) @ value in the type `compute`; rows without an allowed key are zero."""
+    """softmax(scores) @ value in the type `compute`; rows without an allowed key are zero.
+
+    keep multiplies the weights: 0 or 1 / (1 - dropout). products is a type of fewer digits to which
+    factors and results of the matrix products are rounded, as a kernel for tensor cores does.
+    noise=(eps, generator, far) moves every sum, there and in the gradient, at random and as far as
+    a sum rounded to eps in some order may be off; and a row's weights in the gradient by eps of its
+    lse, up to `far`, as where they are made again as e^(logit - lse).
+    """
     scene = _scene(query, key, attn_mask, is_causal, scale, enable_gqa, compute=compute, **keywords)
     value = value.to(compute)
     if enable_gqa and value.dim() > 2:
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
-    weights = _softmax(scene.argument, scene.visible, scene.sinks)[0]
+    rounding = _Rounding(compute, products, noise)
+    factor = scene.factor.detach().abs()
+    scores = factor * _terms(scene), (scene.logits - scene.bias).detach()
+    lost = rounding.of_sum(*scores, query.shape[-1], scene.logits + scene.bias)
+    argument = scene.argument + lost
+    weights, _, lse = _softmax(argument, scene.visible, scene.sinks)
+    dropped = weights if keep is None else weights * keep.to(compute)
+    used = dropped + rounding.of_factor(dropped)
+    finite = torch.where(value.isfinite(), value, 0)
     seen = scene.visible.to(compute) @ (~value.isfinite()).to(compute) > 0
-    return (weights @ torch.where(value.isfinite(), value, 0)).masked_fill(seen, math.nan)
+    out = used @ finite
+    if noise is not None and argument.requires_grad:
+        by_lse = (
+            rounding.of_lse(lse) * used.detach() @ finite
+        )  # the weights as the gradient has them
+        out = used @ finite.detach() + by_lse - by_lse.detach()
+    lost = rounding.of_sum(used.detach() @ finite.detach().abs(), out.detach(), value.shape[-2])
+    out = (out + lost).masked_fill(seen, math.nan)
+    if argument.requires_grad and (products or noise):
+        rounding.enter_backward(out, dropped, argument, weights.detach(), finite.detach())
+        if scene.capped is not scene.scores and scene.scores.requires_grad:
+            rounding.enter_slope(scene.capped, scene.scores)
+    return out
+
+
+class _Rounding:
+    """Errors of rounding: zeros, those of a type of fewer digits, or random ones."""
+
+    def __init__(self, compute, products, noise):
+        self.compute, self.products = compute, products
+        self.eps, self.generator, self.far = noise or (0.0, None, 0.0)
+        self.row = 1.0
+
+    def of_factor(self, x):
+        """Of one factor of a product."""
+        x = x.detach()
+        if self.products is not None:
+            return x.to(self.products).to(x.dtype) - x
+        return self.eps * x * self._normal(x.shape)
+
+    def of_sum(self, terms, result, count, more=0.0):
+        """Of a running sum: errors that add up like a random walk.
+
+        Each is as large as the partial sum: that reaches the result where all terms have one sign,
+        and the root of the sum of their squares where signs are mixed.
+        """
+        if not self.eps:
+            return torch.zeros((), dtype=self.compute)
+        size = 0.5 * terms + 0.3 * math.sqrt(count) * result.abs()
+        size = (size + torch.as_tensor(more).abs()).detach().nan_to_num(0.0, 0.0, 0.0)
+        return self.eps * size * self._normal(size.shape)
+
+    def of_lse(self, lse):
+        """Draw by what each row's weights are multiplied in the gradient."""
+        size = lse.detach().abs().clamp(max=self.far).nan_to_num(0.0)[..., None]
+        self.row = 1 + self.eps * size * self._normal(size.shape)
+        return self.row
+
+    def enter_backward(self, out, dropped, argument, weights, value):
+        """Round dP and dS; let the rows of dS sum to the rounding of dO . O."""
+        stored, shifts = out.detach() + self.of_factor(out), []
+
+        def at_output(grad):
+            grad = grad.nan_to_num(0.0, 0.0, 0.0)
+            shift = (grad * (stored - out.detach())).sum(-1, keepdim=True)
+            delta = (grad * out.detach()).sum(-1, keepdim=True)
+            terms = (grad * out.detach()).abs().sum(-1, keepdim=True)
+            shifts.append((shift + self.of_sum(terms, delta, out.shape[-1]), grad))
+
+        def at_weights(grad):
+            terms = shifts[-1][1].abs() @ value.abs().mT
+            grad = grad + self.of_sum(terms, grad, out.shape[-1])
+            return grad if self.products is None else grad + self.of_factor(grad)
+
+        def at_argument(grad):
+            grad = (grad - weights * shifts[-1][0]) * self.row
+            return grad + self.of_factor(grad)
+
+        out.register_hook(at_output)
+        dropped.register_hook(at_weights)
+        argument.register_hook(at_argument)
+
+    def enter_slope(self, capped, scores):
+        """Round the slope of a cap, 1 - tanh^2, to eps of 1: near 0 it has no digits left."""
+        received = []
+        capped.register_hook(received.append)
+        scores.register_hook(lambda grad: grad + self.eps * received[-1] * self._normal(grad.shape))
+
+    def _normal(self, shape):
+        return torch.randn(shape, dtype=self.compute, generator=self.generator)
 
 
 def diagnose(
@@ -153,18 +250,23 @@ def diagnose_packed(query, key, cu_seqlens_q, cu_seqlens_k, **keywords):
         diagnose(q, k, **keywords)
         for q, k in zip(_cut(query, cu_seqlens_q), _cut(key, cu_seqlens_k), strict=True)
     ]
+    none = torch.zeros(0, query.shape[1], dtype=torch.float64)
+    whole = none.long()
     stacked = {
-        name: torch.stack([getattr(p, name) for p in pieces])
-        for name in (*FLOAT_FIELDS, *COUNT_FIELDS)
+        name: torch.stack([getattr(p, name) for p in pieces]) if pieces else empty
+        for names, empty in ((FLOAT_FIELDS, none), (COUNT_FIELDS, whole))
+        for name in names
     }
     per_row = {
-        name: torch.cat([getattr(p.per_row, name) for p in pieces], -1) for name in ROW_FIELDS
+        name: torch.cat([none.T, *(getattr(p.per_row, name) for p in pieces)], -1)
+        for name in ROW_FIELDS
     }
     return SimpleNamespace(
         **stacked,
         per_row=SimpleNamespace(**per_row),
-        reach=max(p.reach for p in pieces),
-        keys=max(p.keys for p in pieces),
+        reach=max([p.reach for p in pieces], default=0.0),
+        keys=max([p.keys for p in pieces], default=0),
+        pieces=pieces,
     )
 
 
@@ -183,6 +285,7 @@ def _scene(
     sinks=None,
     key_lengths=None,
     num_heads=None,
+    weight=None,
 ):
     """The dense matrices of one call: logits, softmax argument, and who may see whom."""
     q, k = query.to(compute), key.to(compute)
@@ -205,13 +308,17 @@ def _scene(
         bias = attn_mask.to(compute)
     bias = bias.expand(*lead, queries, keys)
 
+    if scale is None and weight is not None:
+        scale = 1.0
     factor = _factor(scale, width, num_heads, visible.sum(-1), compute)
     # An entry that no row may use must not reach the sums: 0 * NaN is NaN.
-    scores = (
-        factor * (q @ k.transpose(-1, -2))
-        if width
-        else torch.zeros(*lead, queries, keys, dtype=compute)
-    )
+    if weight is not None:
+        weight = weight.to(compute)[..., None, None, :]
+        scores = factor * (weight * torch.tanh(q[..., None, :] + k[..., None, :, :])).sum(-1)
+    elif width:
+        scores = factor * (q @ k.transpose(-1, -2))
+    else:
+        scores = torch.zeros(*lead, queries, keys, dtype=compute)
     scores = scores.masked_fill(~visible, 0)
     bias = bias.masked_fill(~visible, 0)
     capped = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -219,6 +326,9 @@ def _scene(
         query=q,
         key=k,
         factor=factor,
+        weight=weight,
+        scores=scores,
+        capped=capped,
         bias=bias,
         visible=visible,
         within_length=within_length,
@@ -264,8 +374,11 @@ def _factor(scale, width, num_heads, visible_keys, compute):
 
 
 def _softmax(argument, allowed, sinks):
-    """Weights of the keys, of the sink, and lse; rows with no allowed key weigh nothing."""
-    some = allowed.any(-1)
+    """Weights of the keys, of the sink, and lse; rows with no allowed key weigh nothing.
+
+    Nor do rows whose logits are all -inf by their own numbers: torch takes them for masked.
+    """
+    some = (allowed & (argument != -math.inf)).any(-1)
     sink = argument.new_full((*argument.shape[:-1], 1), -math.inf)
     if sinks is not None:
         sink = sinks.expand_as(sink)
@@ -279,9 +392,7 @@ def _softmax(argument, allowed, sinks):
 
 def _reach(scene, allowed):
     """The largest sum of absolute terms behind one logit: its rounding is eps times this."""
-    size = (
-        scene.factor.abs() * (scene.query.abs() @ scene.key.abs().transpose(-1, -2))
-    ) + scene.bias.abs()
+    size = scene.factor.abs() * _terms(scene) + scene.bias.abs()
     size = torch.where(allowed & size.isfinite(), size, 0)
     reach = size.max().item() if size.numel() else 0.0
     return (
@@ -289,6 +400,13 @@ def _reach(scene, allowed):
         if scene.sinks is None or not scene.sinks.numel()
         else max(reach, scene.sinks.abs().max().item())
     )
+
+
+def _terms(scene):
+    """The sum of the absolute terms of each score, before the scale."""
+    if scene.weight is None:
+        return scene.query.detach().abs() @ scene.key.detach().abs().transpose(-1, -2)
+    return scene.weight.detach().abs().sum(-1).expand(scene.logits.shape)  # a tanh is at most 1
 
 
 def _rms(x, over):

@@ -139,9 +139,11 @@ def _of_p(relative, p):
 
 def _undecided(relative, expected):
     """Share of rows so near to 0.99 that rounding decides whether they are saturated."""
+    if hasattr(expected, "pieces"):  # packed: sequence by sequence
+        return torch.stack(
+            [_undecided(relative, piece) for piece in expected.pieces] or [expected.off]
+        )
     top_p = expected.per_row.top_p
-    if top_p.dim() == expected.rows.dim():  # packed: rows of all sequences side by side
-        return 0.0
     return ((top_p - 0.99).abs() <= relative).sum(-1) / expected.rows.clamp(min=1)
 
 

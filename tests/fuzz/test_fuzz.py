@@ -1,0 +1,146 @@
+"""A fuzzer that cannot fail proves nothing: each check finds the fault it is there for."""
+
+import pytest
+import torch
+
+from fuzz import engines
+from fuzz.cases import Case, draw, fit, smaller
+from fuzz.checks import check
+from scaledot.backends.cpu import native
+
+NUMBERS = torch.Generator().manual_seed(1)
+PLAIN = Case(seed=3, queries=13, keys=17, mask="float", mask_shape=(13, 17), scale="heads")
+
+
+def faults_of(case: Case, engine: str = "cpu-tiles") -> str:
+    return "\n".join(check(case, engine).faults)
+
+
+def test_the_text_of_a_case_makes_the_same_case():
+    for index in range(300):
+        case = draw(5, index)
+        assert eval(str(case), {"Case": Case}) == case
+        assert draw(5, index) == case
+
+
+def test_cases_differ_and_reach_every_argument():
+    cases = [draw(5, index) for index in range(3000)]
+    assert len({str(case) for case in cases}) == len(cases)
+    for name in ("mask", "window", "key_lengths", "softcap", "sinks", "scale", "packed", "bad"):
+        given = sum(getattr(case, name) is not None for case in cases)
+        assert given > 100, f"{name} is given in {given} of {len(cases)} cases"
+    assert sum(case.dropout > 0 for case in cases) > 100
+    assert sum(case.additive is not None for case in cases) > 100
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_a_fitted_case_stays_one(engine):
+    for index in range(200):
+        case = fit(smaller(draw(6, index)), engine)
+        assert fit(case, engine) == case
+
+
+def test_a_forced_engine_serves(monkeypatch):
+    ran, run = [], native.run
+    monkeypatch.setattr(native, "run", lambda *args: ran.append(1) or run(*args))
+    plain = Case(queries=13, keys=17)
+    assert faults_of(plain, "cpu-tiles") == ""
+    assert not ran
+    assert faults_of(plain, "cpu-native") == ""
+    assert ran or native.library() is None
+
+
+class _Off(torch.autograd.Function):
+    """Leaves the output and changes what comes back."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "scale"])
+def test_a_wrong_gradient_is_found(name, monkeypatch):
+    attend = engines.attention
+
+    def wrong(call, backend, **changes):
+        changed = {name: _Off.apply(call.tensors[name], 1 + 1e-4)} | changes
+        return attend(call, backend, **changed)
+
+    assert faults_of(PLAIN) == ""
+    monkeypatch.setattr(engines, "attention", wrong)
+    assert f"gradient of {name}: error" in faults_of(PLAIN)
+
+
+def test_a_wrong_entry_of_the_output_is_found(monkeypatch):
+    attend = engines.attention
+
+    def wrong(call, backend, **changes):
+        out = attend(call, backend, **changes)
+        return torch.index_put(out, [torch.tensor(0)] * out.dim(), out.flatten()[0] + 1e-5)
+
+    monkeypatch.setattr(engines, "attention", wrong)
+    assert "output: error" in faults_of(PLAIN)
+
+
+def test_a_wrong_vital_is_found(monkeypatch):
+    measure = engines.attention_with_vitals
+
+    def wrong(call, backend, **changes):
+        out, vitals = measure(call, backend, **changes)
+        vitals.entropy.mul_(1 + 1e-4)
+        return out, vitals
+
+    monkeypatch.setattr(engines, "attention_with_vitals", wrong)
+    assert "vitals: entropy" in faults_of(PLAIN)
+
+
+def test_a_leak_of_hidden_numbers_is_found(monkeypatch):
+    attend = engines.attention
+    hidden = Case(queries=5, keys=5, is_causal=True, bad=("value", "nan", "hidden"))
+
+    def leaks(call, backend, **changes):
+        out = attend(call, backend, **changes)
+        return out + 0 * call.tensors["value"].sum()
+
+    assert faults_of(hidden) == ""
+    monkeypatch.setattr(engines, "attention", leaks)
+    found = faults_of(hidden)
+    assert "output: [" in found
+    assert "is nan" in found
+
+
+def test_results_that_differ_from_call_to_call_are_found(monkeypatch):
+    attend = engines.attention_with_vitals
+
+    def drifts(call, backend, **changes):
+        out, vitals = attend(call, backend, **changes)
+        return out + 1e-9 * torch.randn(out.shape, generator=NUMBERS), vitals
+
+    monkeypatch.setattr(engines, "attention_with_vitals", drifts)
+    assert "repeated output: differs" in faults_of(PLAIN)
+
+
+def test_a_crash_is_a_fault(monkeypatch):
+    def crashes(*_, **__):
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(engines, "vitals", crashes)
+    assert "raised: ZeroDivisionError: no" in faults_of(PLAIN)
+
+
+def test_weights_that_are_dropped_too_often_are_found(monkeypatch):
+    attend = engines.attention
+
+    def drops_more(call, backend, **changes):
+        weights = attend(call, backend, **changes)
+        return weights * (torch.rand(weights.shape, generator=NUMBERS) < 0.8)
+
+    case = Case(queries=31, keys=37, dropout=0.5)
+    assert faults_of(case) == ""
+    monkeypatch.setattr(engines, "attention", drops_more)
+    assert "dropout: kept" in faults_of(case)
