@@ -15,9 +15,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,16 @@ CONFORMANCE = (  # of the black box, what does not measure or trace on a CPU
     "tests/conformance/test_public_bugs.py",
     "tests/conformance/test_vitals_against_oracle.py",
 )
-FUZZ_SHARE = 0.5  # of the processes
+ON_A_CPU = (  # they compile or pretend, and need no GPU
+    "tests/cuda/test_hopper_compiles.py",
+    "tests/cuda/test_in_place.py",
+    "tests/cuda/test_launching.py",
+    "tests/cuda/test_replay.py",
+)
+FUZZ_SHARE = 0.4  # of the processes
+# Tests of a process; most of the time of a kernel's own goes into compiling it.
+SHARE, CONFORMANCE_SHARE = 8, 60
+LONGEST_TAIL = 200_000  # characters
 
 
 @dataclass
@@ -60,23 +70,19 @@ def main() -> int:
         print("test-gpu needs a CUDA device, and torch finds none here: nothing was tested.")
         return 1
     start = time.monotonic()
+    deadline = start + options.seconds
     fuzzers = max(round(options.processes * FUZZ_SHARE), 1)
-    jobs = [lambda path=path: _pytest(options, path) for path in _files()]
-    with (
-        ThreadPoolExecutor(max(options.processes - fuzzers, 1)) as pool,
-        ThreadPoolExecutor(1) as one,
-    ):
-        fuzz = one.submit(_fuzz, options, fuzzers)
-        results = [future.result() for future in [pool.submit(job) for job in jobs]]
-        results.append(fuzz.result())
-    for result in results:
-        if result.failed:
-            print(f"\n{'=' * 8} {result.name}\n{result.tail}")
-    for result in sorted(results, key=lambda each: -each.seconds):
-        print(
-            f"{result.seconds:5.0f} s  {result.passed:5} passed  {result.failed:3} failed  "
-            f"{result.skipped:3} skipped  {result.name}"
-        )
+    results = []
+    with ThreadPoolExecutor(options.processes) as pool, ThreadPoolExecutor(1) as one:
+        futures = [one.submit(_fuzz, options, fuzzers, deadline)]
+        # Collecting takes the time of some imports, in which the fuzzer already compiles.
+        turns = threading.Semaphore(max(options.processes - fuzzers, 1))
+        futures += [pool.submit(_pytest, tests, deadline, turns) for tests in _shares(deadline)]
+        futures[0].add_done_callback(lambda _: turns.release(fuzzers))
+        for future in as_completed(futures):
+            result = future.result()
+            results.append(result)
+            _show(result)
     seconds = time.monotonic() - start
     total = {n: sum(getattr(r, n) for r in results) for n in ("passed", "failed", "skipped")}
     device = torch.cuda.get_device_name()
@@ -96,28 +102,52 @@ def _read() -> argparse.Namespace:
     add("--cases", type=int, default=5000, help="of the fuzzer")
     add("--kinds", type=int, default=64, help="so many kinds of calls are compiled for them")
     add("--seed", type=int, default=1, help="of the fuzzer")
-    add("--seconds", type=float, default=460, help="longest time of one job")
+    add("--seconds", type=float, default=460, help="after which what still runs is ended")
     add("--record", type=Path, help="CSV file to which a line with the outcome is appended")
     return parser.parse_args()
 
 
-def _files() -> list[str]:
-    """Test files, the longest first."""
-    cuda = sorted((ROOT / "tests/cuda").glob("test_*.py"), key=lambda path: -path.stat().st_size)
-    return [*CONFORMANCE[::-1], *(str(path.relative_to(ROOT)) for path in cuda), *ELSEWHERE]
+def _show(result: Result) -> None:
+    """Print a result as soon as it is there, with its output where something failed."""
+    if result.failed:
+        print(f"\n{'=' * 8} {result.name}\n{result.tail}")
+    print(
+        f"{result.seconds:5.0f} s  {result.passed:5} passed  {result.failed:3} failed  "
+        f"{result.skipped:3} skipped  {result.name}",
+        flush=True,
+    )
 
 
-def _pytest(options: argparse.Namespace, path: str) -> Result:
-    """One test file in a process of its own."""
-    environment = dict(os.environ)
-    if path.startswith("tests/conformance"):
+def _shares(deadline: float) -> list[list[str]]:
+    """Collect the tests and deal them into shares of neighbours, which use the same kernels."""
+    cuda = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/cuda").glob("test_*.py"))
+    files = [path for path in (*cuda, *ELSEWHERE, *CONFORMANCE) if path not in ON_A_CPU]
+    found = _run("collect", ["-m", "pytest", "--collect-only", "-q", *files], deadline, {})
+    ids = [line for line in found.tail.splitlines() if line.startswith("tests/") and "::" in line]
+    if not ids:
+        raise SystemExit(f"no test was collected:\n{found.tail}")
+    shares = []
+    for path in files:
+        mine = [one for one in ids if one.startswith(f"{path}::")]
+        size = SHARE if path.startswith("tests/cuda") else CONFORMANCE_SHARE
+        shares += [mine[at : at + size] for at in range(0, len(mine), size)]
+    return shares
+
+
+def _pytest(tests: list[str], deadline: float, turns: threading.Semaphore) -> Result:
+    """Run a share of the tests in a process of its own."""
+    name = tests[0] if len(tests) == 1 else f"{tests[0]} and {len(tests) - 1} more"
+    environment = {}
+    if tests[0].startswith("tests/conformance"):
         environment["SCALEDOT_TEST_DEVICE"] = "cuda"
-    with tempfile.TemporaryDirectory() as folder:
+    with turns, tempfile.TemporaryDirectory() as folder:
+        if time.monotonic() > deadline - 5:
+            return Result(name, failed=len(tests), tail="no time was left")
         report = Path(folder) / "report.xml"
-        command = ["-m", "pytest", path, "-q", "--tb=short", "-p", "no:cacheprovider"]
-        result = _run(path, [*command, f"--junitxml={report}"], options.seconds, environment)
+        command = ["-m", "pytest", *tests, "-q", "--tb=short", "-p", "no:cacheprovider"]
+        result = _run(name, [*command, f"--junitxml={report}"], deadline, environment)
         if not report.exists():  # it was killed, or crashed
-            result.failed = 1
+            result.failed = len(tests)
             return result
         suite = ElementTree.parse(report).getroot().find("testsuite")
         assert suite is not None
@@ -130,14 +160,14 @@ def _pytest(options: argparse.Namespace, path: str) -> Result:
         return result
 
 
-def _fuzz(options: argparse.Namespace, workers: int) -> Result:
+def _fuzz(options: argparse.Namespace, workers: int, deadline: float) -> Result:
     command = ["-m", "fuzz", f"--seed={options.seed}", f"--cases={options.cases}"]
     command += [
         f"--kinds={options.kinds}",
         f"--workers={workers}",
         f"--seconds={options.seconds - 40}",
     ]
-    result = _run("fuzz", command, options.seconds, dict(os.environ))
+    result = _run("fuzz", command, deadline, {})
     counts = re.findall(
         r"(\d+) of \d+ cases, \d+ numbers compared, (\d+) cases failed", result.tail
     )
@@ -147,28 +177,26 @@ def _fuzz(options: argparse.Namespace, workers: int) -> Result:
     return result
 
 
-def _run(name: str, command: list[str], seconds: float, environment: dict) -> Result:
-    paths = [str(ROOT / "src"), str(ROOT / "tests"), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    environment["OMP_NUM_THREADS"] = "1"
+def _run(name: str, command: list[str], deadline: float, more: dict[str, str]) -> Result:
+    paths = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, paths))
     start = time.monotonic()
     try:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=ROOT,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=seconds,
+            timeout=max(deadline - start, 1.0),
             text=True,
         )
         output = done.stdout
     except subprocess.TimeoutExpired as late:
         said = late.stdout or b""
         output = said.decode(errors="replace") if isinstance(said, bytes) else said
-        output += f"\nended after {seconds:.0f} seconds"
-    lines = output.splitlines()
-    return Result(name, seconds=time.monotonic() - start, tail="\n".join(lines[-200:]))
+        output += "\nended: the time was over"
+    return Result(name, seconds=time.monotonic() - start, tail=output[-LONGEST_TAIL:])
 
 
 def _provenance(device: str) -> dict:
