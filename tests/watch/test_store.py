@@ -284,18 +284,6 @@ def test_follower_notices_another_run_in_the_same_place(path):
     assert [step.step for step in news.steps] == [0, 1]
 
 
-def test_two_processes_may_write_one_file(path):
-    with Store(path) as one, Store(path) as two:
-        for step in range(9):
-            assert one.write(readings(step))
-            assert two.write(readings(100 + step))
-            if step == 4:
-                assert one.flush()
-                assert two.flush()
-    found = [(step.segment, step.step) for step in RunReader(path).steps()]
-    assert found == [(1, step) for step in range(9)] + [(2, 100 + step) for step in range(9)]
-
-
 def test_file_says_itself_how_it_is_read(path):
     write(path, range(2))
     with contextlib.closing(sqlite3.connect(path)) as database:

@@ -47,6 +47,7 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
+LOGGED = b"\2\2"  # in the header of a file that is written with a log
 INSTRUCTIONS = 20_000  # of SQLite's between two looks at the clock
 
 
@@ -70,6 +71,7 @@ def look(path: Path) -> Generator[Database]:
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
+        schema.check_files(path)
         with _opened(path) as database:
             yield database
     except NoSuchSeries:
@@ -87,7 +89,7 @@ def look(path: Path) -> Generator[Database]:
 @contextmanager
 def _opened(path: Path) -> Generator[Database]:
     try:
-        database = _begun(path, "mode=ro")
+        database = _begun(path, "mode=ro&immutable=1" if _lost_its_log(path) else "mode=ro")
     except sqlite3.OperationalError as error:
         if _code(error) not in REFUSALS:
             raise
@@ -98,6 +100,17 @@ def _opened(path: Path) -> Generator[Database]:
         return
     with contextlib.closing(database):
         yield database
+
+
+def _lost_its_log(path: Path) -> bool:
+    """Whether it was copied or moved without its log: SQLite would make a new one next to it.
+
+    A file that is written has one.
+    """
+    if schema.companions(path):
+        return False
+    with path.open("rb") as file:
+        return file.read(20)[18:] == LOGGED
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Rows of the small tables as records. Whatever a row holds that scaledot never writes is an error."""
+"""Rows of the small tables as records. What scaledot never writes is an error."""
 
 import json
 import math
