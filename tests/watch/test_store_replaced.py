@@ -109,10 +109,10 @@ def test_file_that_takes_the_name_in_the_midst_is_left_alone(path, tmp_path, mom
     place = writer if moment == "_finish" else Store
     original = getattr(place, moment)
 
-    def after_the_swap(*arguments):
+    def after_the_swap(*arguments, **options):
         if new.exists():
             new.replace(path)
-        return original(*arguments)
+        return original(*arguments, **options)
 
     with Store(path) as store:
         store.write(readings(0))

@@ -1,6 +1,7 @@
 """When a step ends, and whether a call belongs to training or to evaluation."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ class StepEnds:
 
     def __init__(self, ended: Callable[[Optimizer | None], None]) -> None:
         self._ended = ended
-        self._stepped: set[int] = set()  # who has stepped since a step ended
+        self._turns = threading.local()  # a training may have several threads
         self._number = next(_numbers)
         _compiled_hooks[self._number] = self
         self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -35,10 +36,12 @@ class StepEnds:
             self.stepped(id(optimizer), optimizer)
 
     def stepped(self, who: int, optimizer: Optimizer | None) -> None:
-        if who in self._stepped or not self._stepped:
-            self._stepped.clear()
+        # Who has stepped since a step of this thread ended.
+        those = self._turns.__dict__.setdefault("stepped", set())
+        if who in those or not those:
+            those.clear()
             self._ended(optimizer)
-        self._stepped.add(who)
+        those.add(who)
 
     def remove(self) -> None:
         self._handle.remove()

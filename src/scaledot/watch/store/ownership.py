@@ -67,7 +67,7 @@ def identity(path: Path) -> Identity | None:
     """Of the file that has this name now; None: there is none."""
     try:
         return _of(path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
