@@ -18,6 +18,7 @@ from scaledot.watch.store.tables import LATEST, LATEST_TIME, whole
 
 # A full chunk has some 16,000 numbers a field; a record of a wide model has more.
 MOST_NUMBERS = 2**17
+CHUNK_BYTES = 1_000  # that a chunk takes in memory besides its numbers
 MICROSECONDS = LATEST_TIME * 1_000_000
 
 COLUMNS = "id, first, records, split, steps, times"
@@ -149,7 +150,7 @@ def _integers(database: Database, packed: bytes, records: int, most: int) -> np.
 
 def _keep(database: Database, chunk: Chunk) -> None:
     """Count what stays in memory, of one of its vitals."""
-    database.spend("keep", len(chunk) * 8 * (chunk.stream.width + 2))
+    database.spend("keep", CHUNK_BYTES + len(chunk) * 8 * (chunk.stream.width + 2))
 
 
 def _wanted(stream: Stream, fields: Sequence[str] | None) -> list[str]:

@@ -28,6 +28,7 @@ VERSION = 2  # raised when an older scaledot could no longer read the file; new 
 OLDEST = 2  # that is still read; format 1 was never part of a release
 
 COMPANIONS = ("-wal", "-shm", "-journal")  # what SQLite keeps next to a file while it is written
+MOST_TABLES = 100  # every look reads what tables there are
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 SCALARS = "scalars"  # the kind of a stream that is not a phase
@@ -245,6 +246,10 @@ def _check_tables(database: sqlite3.Connection, path: Path) -> None:
     """
     expected = _expected()
     made = dict(database.execute("SELECT name, type FROM sqlite_master WHERE type != 'index'"))
+    if len(made) > MOST_TABLES:
+        raise StoreError(
+            f"{path} is no run that scaledot wrote: it has {len(made)} tables. {ANOTHER}"
+        )
     for name, columns in expected.items():
         kind = made.get(name)
         if kind is None and name == "alarm":

@@ -17,8 +17,10 @@ LATEST_TIME = 253_000_000_000  # seconds since 1970: the year 9987
 MOST_HEADS = 2**16  # of a layer
 WIDEST = 2**18  # heads of all layers
 MOST_ROWS = 20_000  # of alarms, segments, streams or attributes
+MOST_LAYERS = 6_000  # of the run
 MOST_NAMES = 10_000  # of layers or scalars in one stream
 LONGEST_NAME = 1_000
+LONGEST_TEXT = 2**21  # JSON included
 
 
 def read_name(database: Database) -> str:
@@ -66,8 +68,8 @@ def read_streams(database: Database, segments: dict[int, Segment] | None = None)
         else:
             raise ValueError(f"a stream is of the kind {kind!r}")
         found.append(Stream(whole(id_, 0, 2**63 - 1), segments[segment], kind, layers, names))
-    if len(known) > MOST_NAMES:
-        raise ValueError(f"it has more than {MOST_NAMES} layers")
+    if len({layer for layer, _ in known}) > MOST_LAYERS:
+        raise ValueError(f"it has more than {MOST_LAYERS} layers")
     return found
 
 
@@ -116,6 +118,8 @@ def _json(database: Database, text: Any) -> Any:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} where text belongs")
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"a text of {len(value)} characters")
     return value
 
 
