@@ -18,6 +18,7 @@ from scaledot.watch import inside, run
 from scaledot.watch.coverage import Coverage
 from scaledot.watch.reading import Phase, Reading
 from scaledot.watch.store import RunReader
+from scaledot.watch.store.ownership import name_of_its_own
 
 SOURCE = Path(run.__file__).parents[2]
 
@@ -437,13 +438,93 @@ def test_a_cadence_that_is_none_is_refused(capsys, every):
 
 def test_two_runs_that_start_in_the_same_second_have_two_files(folder):
     wish = folder / "train-1.vitals"
-    claimed = [inside._claimed(wish) for _ in range(3)]
+    claimed = [name_of_its_own(wish) for _ in range(3)]
     assert [path.name for path in claimed] == [
         "train-1.vitals",
         "train-1-2.vitals",
         "train-1-3.vitals",
     ]
     assert all(path.exists() for path in claimed)
+
+
+def test_second_run_on_a_store_is_told_of_a_file_of_its_own(folder, capsys):
+    first, second = (
+        inside.LateStore(folder / "run.vitals", claim=False, main=True) for _ in range(2)
+    )
+    for number, store in enumerate((first, second)):
+        assert store.write([_reading("a", step) for step in range(2 + number)])
+    said = capsys.readouterr().err
+    assert "vitals go to run-2.vitals" in said
+    assert "another run writes run.vitals now, so this one has its own file" in said
+    assert "holds an earlier start" not in said
+    for store, steps in ((first, 2), (second, 3)):
+        store.close()
+        assert [step.step for step in RunReader(store.path).steps()] == list(range(steps))
+
+
+def test_a_pipe_is_no_store(folder, capsys):
+    os.mkfifo("run.vitals")
+    _write("script.py", "")
+    assert cli.main(["run", "--store", "run.vitals", "script.py"]) == 2
+    assert "a pipe, a socket or a device" in capsys.readouterr().err
+
+
+THREADS = """
+import os, threading
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+def train():
+    weight = torch.nn.Parameter(torch.eye(8))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(30):
+        query = torch.randn(1, 2, 5, 8) @ weight
+        scaled_dot_product_attention(query, query, query).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+threads = [threading.Thread(target=train) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_training_in_four_threads_is_one_run(folder):
+    _write("script.py", THREADS)
+    done = _watched("--every", "1", "--store", "run.vitals", "script.py")
+    assert done.status == 0, done.err
+    assert done.err.count("vitals go to") == 1
+    assert sorted(os.listdir()) == ["run.vitals", "script.py"]
+    reader = RunReader("run.vitals")
+    assert int(reader.scalars("watch_cost").steps[-1]) == 119
+    cost = reader.scalars("watch_cost").values
+    assert cost.max() <= 1
+
+
+KILLED = (
+    THREADS.split("def train")[0]
+    + """
+import signal, time
+weight = torch.nn.Parameter(torch.eye(8))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(2):
+    query = torch.randn(1, 2, 5, 8) @ weight
+    scaled_dot_product_attention(query, query, query).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+time.sleep(0.2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+
+
+def test_a_run_that_is_killed_early_has_its_first_readings(folder):
+    _write("script.py", KILLED)
+    assert _watched("--store", "run.vitals", "script.py").status == -signal.SIGKILL
+    assert RunReader("run.vitals").latest() is not None
 
 
 def test_processes_do_not_share_a_file(folder):

@@ -11,6 +11,7 @@ from watch.store_cases import LAYERS, STARTED, assert_same, reading, readings, s
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import RunAttributes, Scalar
 from scaledot.watch.store import RunReader, Store, StoreError, packing, tail
+from scaledot.watch.store.tail import Tail
 
 ATTRIBUTES = RunAttributes(
     command=("train.py", "--layers", "3"),
@@ -284,18 +285,6 @@ def test_follower_notices_another_run_in_the_same_place(path):
     assert [step.step for step in news.steps] == [0, 1]
 
 
-def test_two_processes_may_write_one_file(path):
-    with Store(path) as one, Store(path) as two:
-        for step in range(9):
-            assert one.write(readings(step))
-            assert two.write(readings(100 + step))
-            if step == 4:
-                assert one.flush()
-                assert two.flush()
-    found = [(step.segment, step.step) for step in RunReader(path).steps()]
-    assert found == [(1, step) for step in range(9)] + [(2, 100 + step) for step in range(9)]
-
-
 def test_file_says_itself_how_it_is_read(path):
     write(path, range(2))
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -423,3 +412,23 @@ def test_file_with_other_vitals_is_read_by_name(path):
     np.testing.assert_array_equal(found.readings[0].value("q_rms"), expected.value("q_rms"))
     assert reader.series("a", 1, "kurtosis").values[2] == expected.value("sink")[1]
     assert np.isnan(reader.series("a", 1, "sink").values).all()
+
+
+def test_many_sets_of_layers_wait_in_little_memory(path, monkeypatch):
+    """Random depth makes a stream of every set of layers: their open records are bounded."""
+    monkeypatch.setattr(tail, "WAITING_BYTES", 20_000)
+    chance = np.random.default_rng(0)
+    waiting = Tail()
+    expected = {}
+    with Store(path) as store:
+        for step in range(200):
+            layers = [(f"layers.{n}", 4) for n in np.flatnonzero(chance.random(5) < 0.7)]
+            if layers:
+                expected[step] = readings(step, layers)
+                store.write(expected[step])
+                waiting.add_readings(expected[step])
+                assert sum(len(one.open.data) for one in waiting._streams.values()) <= 20_000
+    for step in RunReader(path).steps():
+        for one, other in zip(step.readings, expected.pop(step.step), strict=True):
+            assert_same(one, other)
+    assert not expected

@@ -5,6 +5,8 @@ nothing of it: its traceback, its exit status and its own handlers stay as they 
 leaves no time for words; what survives it is the store's matter.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import logging
 import math
@@ -13,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -26,6 +29,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 NOTE = "crash"  # the attribute of a segment that keeps the records
 PATIENCE = 5.0  # seconds that a dying process waits for the disk
+SIGNAL_PATIENCE = 0.25  # after a signal: without a watch the process would be gone at once
+OVER = b"\0"  # tells the listener that nothing more will come
 LONGEST = 500  # characters of an exception that are kept
 
 
@@ -55,7 +60,7 @@ def from_note(note: Any) -> list[Crash]:
             kind, step, words, moment = (entry[name] for name in ("kind", "step", "words", "time"))
             if kind in KINDS:
                 found.append(Crash(kind, int(step), str(words), float(moment)))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return found
 
@@ -64,10 +69,14 @@ class Guard:
     """Waits for the end of a run; `keep(crashes)` gets all records so far, one of each kind.
 
     keep: hands on all readings that are there, notes the records and flushes the store. It runs in
-    a thread of its own: a signal may come while this one holds a lock of the store's. Python calls
-    handlers between two instructions, so a process that hangs inside a call does not hear SIGTERM
-    or SIGHUP until the call returns.
+    a thread of its own: a signal may come while this one holds a lock of the store's.
     step: the number of the step that is running.
+
+    Python calls its handlers in the main thread between two instructions, so a process inside a
+    long call would not hear a signal until the call returns. But Python writes the signal's number
+    to a descriptor at once: a listening thread reads it, keeps what it can in SIGNAL_PATIENCE, and
+    lets the signal do what it does without a watch. A signal that the script handles itself, or
+    ignores, is left alone; so are all where the descriptor is taken.
     """
 
     def __init__(self, keep: Callable[[list[Crash]], None], step: Callable[[], int]) -> None:
@@ -75,17 +84,15 @@ class Guard:
         self._keep, self._step = keep, step
         self._process = os.getpid()
         self._hook: Callable[..., Any] | None = None
-        self._handlers: dict[int, Any] = {}  # those before ours
+        self._handled: set[int] = set()  # signals whose default we stand before
+        self._telling: int | None = None  # where Python writes the numbers of signals
         self._listening = False
 
     def install(self) -> "Guard":
-        """Stand before sys.excepthook and, in the main thread, before the handlers of SIGNALS."""
+        """Stand before sys.excepthook and, in the main thread, before the end by SIGNALS."""
         self._hook, sys.excepthook = sys.excepthook, self._excepthook
-        for number in SIGNALS if _in_main_thread() else ():
-            # None: C code has set it, and Python could not put it back. An ignored signal (nohup)
-            # ends nothing.
-            if signal.getsignal(number) not in (None, signal.SIG_IGN):
-                self._handlers[number] = signal.signal(number, self._terminated)
+        if _in_main_thread():
+            self._listen()
         self._listening = True
         return self
 
@@ -94,9 +101,75 @@ class Guard:
         self._listening = False
         if self._hook is not None and _same(sys.excepthook, self._excepthook):
             sys.excepthook = self._hook
-        for number, before in self._handlers.items() if _in_main_thread() else ():
+        if _in_main_thread():
+            self._put_back()
+            self._stop_listening()
+
+    def _listen(self) -> None:
+        numbers = [one for one in SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+        if not numbers or os.name == "nt":
+            return
+        listening, telling = os.pipe()
+        os.set_blocking(telling, False)
+        before = signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
+        if before != -1:  # asyncio has it
+            signal.set_wakeup_fd(before)
+            os.close(listening)
+            os.close(telling)
+            return
+        self._telling = telling
+        _installed.add(self)
+        thread = threading.Thread(
+            target=self._hear, args=(listening,), name="scaledot-signals", daemon=True
+        )
+        thread.start()
+        for number in numbers:
+            signal.signal(number, self._terminated)
+            self._handled.add(number)
+
+    def _put_back(self) -> None:
+        for number in self._handled:
             if _same(signal.getsignal(number), self._terminated):
-                signal.signal(number, before)
+                signal.signal(number, signal.SIG_DFL)
+        self._handled.clear()
+
+    def _stop_listening(self) -> None:
+        if self._telling is None:
+            return
+        telling, self._telling = self._telling, None
+        found = signal.set_wakeup_fd(-1)
+        if found not in (-1, telling):
+            signal.set_wakeup_fd(found)
+        if os.getpid() == self._process:  # else the pipe is the parent's: leave no word in it
+            os.write(telling, OVER)
+        os.close(telling)
+
+    def _hear(self, listening: int) -> None:
+        """In a thread: wait for the number of a signal that ends the process."""
+        with open(listening, "rb", buffering=0) as numbers:
+            while (told := numbers.read(1)) not in (b"", OVER):
+                number = told[0]
+                if number in self._handled and _same(signal.getsignal(number), self._terminated):
+                    self._end_by(number)
+
+    def _end_by(self, number: int) -> None:
+        """Keep what can be kept soon, then end as if we had never been here."""
+        with contextlib.suppress(Exception):
+            name = signal.Signals(number).name
+            words = f"terminated from outside ({name})"
+            self._note("signal", self._step(), words, SIGNAL_PATIENCE)
+        # signal.signal is for the main thread, which may be inside a long call.
+        ctypes.pythonapi.PyOS_setsig(number, None)
+        os.kill(os.getpid(), number)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        """Python's handler: the listener ends the process, unless something stands in its way."""
+        if self._telling is not None and os.getpid() == self._process:
+            with contextlib.suppress(OSError):
+                os.write(self._telling, bytes([number]))  # somebody else took the descriptor
+            time.sleep(2 * SIGNAL_PATIENCE)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def exception(self, error: BaseException) -> None:
         """An exception is about to leave the watched block. SystemExit is an end like any other."""
@@ -116,7 +189,7 @@ class Guard:
         if not math.isfinite(value):
             self._note("loss", step, f"the loss is {value}")
 
-    def _note(self, kind: Kind, step: int, words: str) -> None:
+    def _note(self, kind: Kind, step: int, words: str, patience: float | None = None) -> None:
         if os.getpid() != self._process or any(crash.kind == kind for crash in self.crashes):
             return
         self.crashes.append(Crash(kind, int(step), words, time.time()))
@@ -126,7 +199,7 @@ class Guard:
         except RuntimeError:  # the interpreter is closing and starts no thread any more
             self._try()
             return
-        thread.join(PATIENCE)
+        thread.join(PATIENCE if patience is None else patience)
 
     def _try(self) -> None:
         try:
@@ -142,18 +215,6 @@ class Guard:
         assert self._hook is not None
         self._hook(kind, error, traceback)
 
-    def _terminated(self, number: int, frame: FrameType | None) -> None:
-        if self._listening:
-            name = signal.Signals(number).name
-            self._note("signal", self._step(), f"terminated from outside ({name})")
-        before = self._handlers.get(number)
-        if callable(before):
-            before(number, frame)
-            return
-        # As if we had never been here: the signal itself ends the process, and its parent sees it.
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
@@ -161,3 +222,16 @@ def _in_main_thread() -> bool:
 
 def _same(found: Any, ours: Callable[..., Any]) -> bool:
     return found == ours  # bound methods are made anew at each look: equal, not identical
+
+
+def _forked() -> None:
+    """In a forked child: its signals are no news of the parent's end."""
+    for guard in list(_installed):
+        guard._put_back()
+        guard._stop_listening()
+    _installed.clear()
+
+
+_installed: weakref.WeakSet[Guard] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

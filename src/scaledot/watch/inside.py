@@ -15,6 +15,7 @@ from scaledot.watch.alarms.telling import Telling
 from scaledot.watch.ranks.files import file_of, rank_here
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import RunReader, Store, StoreError
+from scaledot.watch.store.ownership import name_of_its_own
 from scaledot.watch.watch import Watch
 
 if TYPE_CHECKING:
@@ -184,12 +185,13 @@ class LateStore:
         self.speaks = not rank
         path = file_of(self.wish, rank, self._main)
         try:
-            self.path = _claimed(path) if self._claim else path
+            self.path = wanted = name_of_its_own(path) if self._claim else path
             # The first reading has come: its model is running.
             model = "" if self.watch is None else self.watch.models()
             attributes = dataclasses.replace(RunAttributes.here(), model=model)
             held = "" if self._claim else _held(self.path)
             self._store = Store(self.path, attributes)
+            self.path = self._store.path
             # It would close at the exit before the session has handed on its last readings.
             atexit.unregister(self._store.close)
         except (StoreError, sqlite3.Error, OSError) as error:
@@ -201,7 +203,9 @@ class LateStore:
         if self.speaks:
             if not self._store.broken:  # the store itself has told that
                 say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
-                if held:
+                if self.path != wanted:
+                    say(f"another run writes {shown(wanted)} now, so this one has its own file")
+                elif held:
                     say(held)
             for line in self._lines:
                 say(line)
@@ -242,18 +246,6 @@ def _held(path: Path) -> str:
         f"{shown(path)} holds an earlier start, up to step {last.step:,}; this one counts from 0, "
         "and its steps take the place of those"
     )
-
-
-def _claimed(path: Path) -> Path:
-    """A file that nobody else has: two runs of a script may start in the same second."""
-    number, wanted = 1, path
-    while True:
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            return path
-        except FileExistsError:
-            number += 1
-            path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
 
 
 def _count(number: int, noun: str) -> str:

@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="where the vitals go (default: a new file here, named after the script and the time). "
-        "A file that holds a run already is continued: every start counts its steps from 0, and "
+        "A file that another run writes now is left to it: this one gets a file of its own next to "
+        "it. A file whose run has ended is continued: every start counts its steps from 0, and "
         "steps that come again take the place of the old ones. A training that resumes from a "
         "checkpoint is better given a file of its own, or TrainerCallback or LightningCallback, "
         "which know its step",
@@ -187,7 +188,7 @@ def _check_remedy(spec: str | None, dry_run: bool) -> None:
 
 def _refuse_foreign(store: Path) -> None:
     """Better now than after the script has loaded its data for an hour."""
-    if not store.exists() or not (store.is_dir() or store.stat().st_size):
+    if not store.exists() or (store.is_file() and not store.stat().st_size):
         return
     from scaledot.watch.store import RunReader, StoreError  # brings in torch: only where needed
 

@@ -1,7 +1,10 @@
 """`Watch`: the handle. It listens to the probes, closes steps, and hands readings on."""
 
 import logging
+import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace as replaced
@@ -38,6 +41,7 @@ log = logging.getLogger("scaledot.watch")
 # How many steps' numbers may be on their way from the device before we wait for the oldest.
 IN_FLIGHT = 8
 LAST_PATIENCE = 2.0  # seconds that a process which ends badly waits for the other ranks
+TURN = 0.1  # seconds that it waits for a step that is being closed
 NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
 
@@ -138,6 +142,8 @@ class Watch:
         self._loss_calls = 1
         self._losses = Losses() if losses else None
         self._removed = False
+        self._turn = threading.RLock()  # a training may have several threads
+        _watches.add(self)
         hub.listen(self, self._account)
 
     @property
@@ -177,6 +183,11 @@ class Watch:
             return
         self._removed = True
         hub.leave(self, self._account)
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
+        """Hand on what was gathered, and close."""
         self._ends.remove()
         self.guard.remove()
         if self._losses is not None:
@@ -217,6 +228,10 @@ class Watch:
         return self.replace and self.cadence.due
 
     def saw(self, seen: Seen) -> None:
+        with self._turn:
+            self._take(seen)
+
+    def _take(self, seen: Seen) -> None:
         began = self.cadence.clock()
         found = self._layers.of(seen)
         if found is None:
@@ -286,7 +301,7 @@ class Watch:
     def _step_ended(self, optimizer: Optimizer | None) -> None:
         """Never raises: it runs inside the user's optimizer.step()."""
         try:
-            with hub.quiet():
+            with hub.quiet(), self._turn:
                 self._close(optimizer)
                 self._deliver()
         except Exception:
@@ -448,7 +463,11 @@ class Watch:
         """Everything that is there reaches the disk; called from a thread of the guard's."""
         # A loss that is no number ends nothing by itself: the other ranks are still there.
         ends = any(one.kind != "loss" for one in crashes)
-        self._deliver(ends or not self._job.together, LAST_PATIENCE)
+        if self._turn.acquire(timeout=TURN):  # else a thread hangs in the midst of a step
+            try:
+                self._deliver(ends or not self._job.together, LAST_PATIENCE)
+            finally:
+                self._turn.release()
         self._note(crash.NOTE, crash.as_note(crashes))
         if callable(flush := getattr(self._store, "flush", None)):
             flush()
@@ -489,6 +508,17 @@ class Watch:
     def _note_remedies(self) -> None:
         if self.remedies:
             self._note(reading.REMEDIES, [one.note() for one in self.remedies])
+
+
+def _forked() -> None:
+    """In a forked child no thread is left that could give its turn back."""
+    for watch in _watches:
+        watch._turn = threading.RLock()
+
+
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _judge_of(alarms: bool | Mapping[str, float] | Judge) -> Judge | None:

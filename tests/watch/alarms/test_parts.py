@@ -18,6 +18,7 @@ from scaledot.watch.alarms import (
     from_json,
     overridden,
 )
+from scaledot.watch.alarms.heads import MOST_SETS, Heads
 from scaledot.watch.alarms.stretch import APART, LASTS, RESTS, RESTS_APART, Stretch
 from scaledot.watch.alarms.trend import FEWEST, Trend
 from scaledot.watch.alarms.words import TOLD, line
@@ -225,3 +226,23 @@ def test_heads_are_listed_by_number_where_they_are_few():
     warned = next(alarm for alarm in alarms if alarm.kind == "collapse")
     assert warned.heads == (0, 1, 3)
     assert "heads 0, 1 and 3 of 4" in warned.words
+
+
+def test_sets_of_layers_that_differ_in_every_step_are_forgotten():
+    """Random depth: what is remembered of sets of layers stays small."""
+    heads = Heads({name: rule.threshold for name, rule in RULES.items()})
+    chance = np.random.default_rng(0)
+    for step in range(300):
+        layers = np.flatnonzero(chance.random(12) < 0.7)
+        if len(layers):
+            heads.add([reading(step, f"layers.{layer}", 2) for layer in layers])
+    assert len(heads._known) <= MOST_SETS
+    assert len(heads.score) == 24
+
+
+def test_layer_whose_number_of_heads_alternates_keeps_its_places():
+    heads = Heads({name: rule.threshold for name, rule in RULES.items()})
+    for step in range(50):
+        heads.add([reading(step, "layer", 2 + step % 2)])
+    assert len(heads.score) == 5
+    assert heads.last[heads.columns("layer")].tolist() == [49] * 3

@@ -154,20 +154,55 @@ def test_whoever_came_later_keeps_its_hook(guard, monkeypatch, kept):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_an_earlier_handler_is_called_after_the_record(guard, kept, number):
-    seen = []
-    before = signal.signal(number, lambda number, frame: seen.append(list(kept)))
+def test_a_handler_of_the_script_is_left_alone(guard, kept, number):
+    """It decides what the signal means, and when it is called."""
+    handler = lambda number, frame: None  # noqa: E731
+    before = signal.signal(number, handler)
     try:
         guard.install()
-        os.kill(os.getpid(), number)
-        deadline = time.monotonic() + 60
-        while not seen and time.monotonic() < deadline:
-            time.sleep(0.01)
-        guard.remove()
+        assert signal.getsignal(number) is handler
     finally:
+        guard.remove()
         signal.signal(number, before)
-    assert [(one.kind, one.signal) for one in kept[0]] == [("signal", number.name)]
-    assert seen == [kept]
+
+
+LONG_CALL = """
+    train(4)
+    matrix = torch.randn(3000, 3000)
+    print("begun", flush=True)
+    torch.linalg.eigvals(matrix)  # many seconds in which no Python runs
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_signal_inside_a_long_call_ends_the_process_at_once(tmp_path, number, stopped):
+    file, store = tmp_path / "train.py", tmp_path / "run.vitals"
+    file.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(LONG_CALL))
+    command = [sys.executable, "-m", "scaledot", "run", "--every", "1", "--store", str(store)]
+    with subprocess.Popen(
+        [*command, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.2)
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
+            process.send_signal(number)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGCONT)
+        else:
+            process.send_signal(number)
+        began = time.monotonic()
+        assert process.wait(60) == -number
+        assert time.monotonic() - began < 3  # 0.3 s on a machine that has nothing else to do
+    found = RunReader(store)
+    (one,) = crash.from_note(found.attributes.more.get(crash.NOTE))
+    assert (one.kind, one.signal, one.step) == ("signal", number.name, 4)
+    assert found.latest().step == 3
 
 
 def test_an_ignored_signal_stays_ignored(guard):

@@ -18,6 +18,8 @@ SCORE, ENTROPY, SUM_P2, SINK, OFF = map(
     FLOAT_FIELDS.index, ("max_logit", "entropy_ratio", "sum_p2", "sink", "off")
 )
 ROWS, NONFINITE = map(COUNT_FIELDS.index, ("rows", "nonfinite"))
+# Random depth and routing run other layers in every step: so many sets are remembered.
+MOST_SETS = 16
 NUMBERS = ("score", "passes", "sink", "nonfinite", "first", "last")
 
 
@@ -34,7 +36,8 @@ class Heads:
     def __init__(self, thresholds: Mapping[str, float]) -> None:
         self._limit = thresholds
         self._places: dict[str, slice] = {}
-        self._known: dict[tuple, np.ndarray | slice] = {}  # columns of sets of layers seen before
+        self._made: dict[tuple[str, int], slice] = {}  # by layer and number of heads
+        self._known: dict[tuple, np.ndarray | slice] = {}  # columns of the last sets
         self.score, self.passes, self.sink, self.nonfinite = (np.zeros(0) for _ in range(4))
         self.first, self.last = (np.zeros(0, np.int64) for _ in range(2))  # steps
         self.trend = Trend()
@@ -107,6 +110,8 @@ class Heads:
         if make not in self._known:
             for layer, heads in make:
                 self._place(layer, heads, step)
+            if len(self._known) >= MOST_SETS:
+                del self._known[next(iter(self._known))]  # the oldest
             every = np.arange(len(self.score))
             columns = np.concatenate([every[self._places[layer]] for layer, _ in make])
             whole = slice(int(columns[0]), int(columns[0]) + len(columns))
@@ -114,14 +119,13 @@ class Heads:
         return self._known[make]
 
     def _place(self, layer: str, heads: int, step: int) -> None:
-        known = self._places.get(layer)
-        if known is not None and known.stop - known.start == heads:
-            return
-        begin = len(self.score)
-        self._places[layer] = slice(begin, begin + heads)
-        for name in NUMBERS:
-            array = getattr(self, name)
-            setattr(self, name, np.append(array, np.zeros(heads, array.dtype)))
-        self.first[begin:], self.last[begin:], self.passes[begin:] = step, step, 1.0
-        for part in (self.trend, *self._stretches):
-            part.grow(heads)
+        if (layer, heads) not in self._made:
+            begin = len(self.score)
+            self._made[layer, heads] = slice(begin, begin + heads)
+            for name in NUMBERS:
+                array = getattr(self, name)
+                setattr(self, name, np.append(array, np.zeros(heads, array.dtype)))
+            self.first[begin:], self.last[begin:], self.passes[begin:] = step, step, 1.0
+            for part in (self.trend, *self._stretches):
+                part.grow(heads)
+        self._places[layer] = self._made[layer, heads]

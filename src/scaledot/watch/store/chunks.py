@@ -1,19 +1,31 @@
 """From the tables `chunk` and `part` to arrays: of every field, or of those that are asked for."""
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from scaledot.watch.store.packing import FLOAT32, FLOAT64, INT64, unpack, unpack_integers
+from scaledot.watch.store.packing import (
+    FLOAT32,
+    FLOAT64,
+    INT64,
+    unpack,
+    unpack_integers,
+    unpacked_bytes,
+)
 from scaledot.watch.store.records import PASSES, Chunk, Stream
-from scaledot.watch.store.schema import PARTS_A_CHUNK
+from scaledot.watch.store.schema import PARTS_A_CHUNK, Database
+from scaledot.watch.store.tables import LATEST, LATEST_TIME, whole
+
+# A full chunk has some 16,000 numbers a field; a record of a wide model has more.
+MOST_NUMBERS = 2**17
+CHUNK_BYTES = 1_000  # that a chunk takes in memory besides its numbers
+MICROSECONDS = LATEST_TIME * 1_000_000
 
 COLUMNS = "id, first, records, split, steps, times"
 
 
 def read_chunks(
-    database: sqlite3.Connection,
+    database: Database,
     stream: Stream,
     fields: Sequence[str] | None = None,
     *,
@@ -44,6 +56,7 @@ def read_chunks(
         if row[1] + row[2] <= from_record:
             continue
         chunks.append(_chunk(database, stream, row, fields).since(from_record))
+        _keep(database, chunks[-1])
         seen += len(chunks[-1])
         if most_records is not None and seen >= most_records:
             break
@@ -51,7 +64,7 @@ def read_chunks(
 
 
 def read_evenly(
-    database: sqlite3.Connection, stream: Stream, fields: Sequence[str], most: int
+    database: Database, stream: Stream, fields: Sequence[str], most: int
 ) -> list[Chunk]:
     """At most so many records, evenly chosen, the first and the last among them; order kept."""
     number = number_of_records(database, stream)
@@ -67,33 +80,39 @@ def read_evenly(
         if begin < end:
             chunk = _chunk(database, stream, row, fields)
             chunks.append(chunk.at(places[begin:end] - chunk.first))
+            _keep(database, chunks[-1])
     return chunks
 
 
 def last_record(
-    database: sqlite3.Connection, stream: Stream, fields: Sequence[str] | None = None
+    database: Database, stream: Stream, fields: Sequence[str] | None = None
 ) -> Chunk | None:
     row = database.execute(
         f"SELECT {COLUMNS} FROM chunk WHERE stream = ? ORDER BY first DESC LIMIT 1", (stream.id,)
     ).fetchone()
     if row is None:
         return None
-    return _chunk(database, stream, row, fields).since(row[1] + row[2] - 1)
+    chunk = _chunk(database, stream, row, fields)
+    last = chunk.at(np.array([len(chunk) - 1]), chunk.end - 1)  # a copy: the chunk is let go
+    _keep(database, last)
+    return last
 
 
-def first_step(database: sqlite3.Connection, stream: Stream) -> int | None:
+def first_step(database: Database, stream: Stream) -> int | None:
     row = database.execute(
         "SELECT steps, records FROM chunk WHERE stream = ? ORDER BY first LIMIT 1", (stream.id,)
     ).fetchone()
-    return None if row is None else int(unpack_integers(*row).min())
+    if row is None:
+        return None
+    return int(_integers(database, row[0], whole(row[1], 1, MOST_NUMBERS), LATEST).min())
 
 
-def number_of_records(database: sqlite3.Connection, stream: Stream) -> int:
+def number_of_records(database: Database, stream: Stream) -> int:
     row = database.execute(
         "SELECT first + records FROM chunk WHERE stream = ? ORDER BY first DESC LIMIT 1",
         (stream.id,),
     ).fetchone()
-    return 0 if row is None else row[0]
+    return 0 if row is None else whole(row[0], 0, LATEST)
 
 
 def joined(chunks: Sequence[Chunk], names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -102,18 +121,36 @@ def joined(chunks: Sequence[Chunk], names: Iterable[str]) -> dict[str, np.ndarra
 
 
 def _chunk(
-    database: sqlite3.Connection, stream: Stream, row: Sequence, fields: Sequence[str] | None
+    database: Database, stream: Stream, row: Sequence, fields: Sequence[str] | None
 ) -> Chunk:
     id_, first, records, split, steps, times = row
+    whole(first, 0, LATEST)
+    whole(records, 1, max(MOST_NUMBERS // stream.width, 1))
+    if (times is None) != bool(stream.names):
+        raise ValueError(f"chunk {id_} has {'no ' * (times is None)}times")
     wanted = _wanted(stream, fields)
-    by_field = _split if split else _whole
+    by_field = _split if whole(split, 0, 1) else _whole
     return Chunk(
         stream,
         first,
-        unpack_integers(steps, records),
-        None if times is None else unpack_integers(times, records) / 1e6,
+        _integers(database, steps, records, LATEST),
+        None if times is None else _integers(database, times, records, MICROSECONDS) / 1e6,
         by_field(database, stream, id_, records, wanted),
     )
+
+
+def _integers(database: Database, packed: bytes, records: int, most: int) -> np.ndarray:
+    """Steps or times, [records]."""
+    database.spend("unpack", records * INT64.itemsize)
+    found = unpack_integers(packed, records)
+    if found.min() < -most or found.max() > most:
+        raise ValueError(f"a step or a time is beyond {most}")
+    return found
+
+
+def _keep(database: Database, chunk: Chunk) -> None:
+    """Count what stays in memory, of one of its vitals."""
+    database.spend("keep", CHUNK_BYTES + len(chunk) * 8 * (chunk.stream.width + 2))
 
 
 def _wanted(stream: Stream, fields: Sequence[str] | None) -> list[str]:
@@ -125,7 +162,7 @@ def _wanted(stream: Stream, fields: Sequence[str] | None) -> list[str]:
 
 
 def _split(
-    database: sqlite3.Connection, stream: Stream, chunk: int, records: int, wanted: list[str]
+    database: Database, stream: Stream, chunk: int, records: int, wanted: list[str]
 ) -> dict[str, np.ndarray]:
     known = (*stream.floats, *stream.counts)
     found = {}
@@ -137,7 +174,7 @@ def _split(
 
 
 def _whole(
-    database: sqlite3.Connection, stream: Stream, chunk: int, records: int, wanted: list[str]
+    database: Database, stream: Stream, chunk: int, records: int, wanted: list[str]
 ) -> dict[str, np.ndarray]:
     found = {}
     of_floats = FLOAT64 if stream.names else FLOAT32
@@ -145,7 +182,7 @@ def _whole(
     for names, dtype in ((stream.floats, of_floats), (stream.counts, INT64)):
         mine = [name for name in wanted if name in names]
         if mine:
-            shape = (len(names), records, stream.heads or 1)
+            shape = (len(names), records, stream.width)
             values = _part(database, chunk, place, shape, dtype)
             found |= {name: values[names.index(name)] for name in mine}
         place += len(names)
@@ -153,7 +190,7 @@ def _whole(
 
 
 def _part(
-    database: sqlite3.Connection,
+    database: Database,
     chunk: int,
     place: int,
     shape: tuple[int, int, int],
@@ -165,4 +202,5 @@ def _part(
     if row is None:
         raise ValueError(f"chunk {chunk} has no part at place {place}: the file is damaged")
     packing, data = row
+    database.spend("unpack", unpacked_bytes(packing, shape, dtype))
     return unpack(packing, data, shape, dtype)

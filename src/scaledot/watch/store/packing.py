@@ -1,5 +1,6 @@
 """How a chunk's columns become bytes and arrays again; the words are in schema.ABOUT."""
 
+import math
 import zlib
 
 import numpy as np
@@ -34,6 +35,11 @@ def pack(array: np.ndarray, *, small: bool) -> tuple[str, bytes]:
         if len(packed) < len(raw):
             return SHUFFLED, packed
     return RAW, raw
+
+
+def unpacked_bytes(packing: str, shape: tuple[int, int, int], dtype: np.dtype) -> int:
+    """How many bytes `unpack` makes, besides those that are there."""
+    return 0 if packing in (RAW, SAME) else math.prod(shape) * dtype.itemsize
 
 
 def unpack(packing: str, data: bytes, shape: tuple[int, int, int], dtype: np.dtype) -> np.ndarray:

@@ -45,8 +45,11 @@ class Queue:
             return True
 
     def drop(self, readings: Sequence[Reading], scalars: Sequence[Scalar]) -> None:
+        self.lose(len(readings) + len(scalars))
+
+    def lose(self, number: int) -> None:
         with self._lock:
-            self.dropped += len(readings) + len(scalars)
+            self.dropped += number
 
     def take(self) -> list[Entry]:
         with self._lock:

@@ -18,7 +18,7 @@ from scaledot.watch.store.chunks import (
     read_evenly,
 )
 from scaledot.watch.store.follower import Follower
-from scaledot.watch.store.looking import look
+from scaledot.watch.store.looking import NoSuchSeries, look
 from scaledot.watch.store.records import (
     Chunk,
     Segment,
@@ -127,7 +127,7 @@ class RunReader:
         every = self.heads(layer, field, phase)
         if not 0 <= head < every.values.shape[1]:
             number = every.values.shape[1]
-            raise ValueError(f"head {head} of layer {layer!r}: it has heads 0 to {number - 1}")
+            raise NoSuchSeries(f"head {head} of layer {layer!r}: it has heads 0 to {number - 1}")
         return Series(every.segments, every.steps, every.values[:, head], every.times)
 
     def heads(
@@ -144,7 +144,7 @@ class RunReader:
             streams = [s for s in streams if layer in dict(s.layers)]
             if not streams:
                 there_are = ", ".join(known) or "none yet"
-                raise ValueError(f"no {phase} readings of layer {layer!r}; layers: {there_are}")
+                raise NoSuchSeries(f"no {phase} readings of layer {layer!r}; layers: {there_are}")
             _check_field(field, streams)
             parts = [
                 _Part.of(read_chunks(database, s, (field,), after_step=since), s, field)
@@ -248,7 +248,7 @@ class _Part:
     def of(chunks: list[Chunk], stream: Stream, field: str) -> "_Part":
         if chunks:
             return _Part(stream, chunks, joined(chunks, (field,))[field])
-        return _Part(stream, [], np.empty((0, stream.heads or 1), np.float32))
+        return _Part(stream, [], np.empty((0, stream.width), np.float32))
 
     def has(self, layer: str) -> bool:
         return self.stream.columns_of(layer) is not None
@@ -261,7 +261,7 @@ def _check_field(field: str, streams: list[Stream]) -> None:
     fields = dict.fromkeys((*FLOAT_FIELDS, "passes", *COUNT_FIELDS))
     fields |= dict.fromkeys(name for s in streams for name in (*s.floats, *s.counts))
     if field not in fields:
-        raise ValueError(f"there is no vital {field!r}; there are {', '.join(fields)}")
+        raise NoSuchSeries(f"there is no vital {field!r}; there are {', '.join(fields)}")
 
 
 def _by_layer(parts: list[_Part], since: int | None) -> dict[str, Series]:

@@ -1,16 +1,15 @@
 """What a reader hands out, and how a chunk's numbers become readings again."""
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Phase, Reading, RunAttributes
-from scaledot.watch.store.schema import SCALARS
 
 LAST = 2**63 - 1  # no step is later
 
@@ -96,17 +95,14 @@ class Stream:
     layers: tuple[tuple[str, int], ...]  # path and heads
     names: tuple[str, ...]  # of scalars
 
-    @staticmethod
-    def of(row: Sequence, segments: dict[int, Segment]) -> "Stream":
-        id_, segment, kind, content = row
-        if kind == SCALARS:
-            return Stream(id_, segments[segment], kind, (), tuple(json.loads(content)))
-        pairs = tuple((layer, heads) for layer, heads in json.loads(content))
-        return Stream(id_, segments[segment], kind, pairs, ())
-
-    @property
+    @cached_property
     def heads(self) -> int:
         return sum(heads for _, heads in self.layers)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a field in one record."""
+        return self.heads or 1
 
     @property
     def floats(self) -> tuple[str, ...]:
@@ -119,12 +115,16 @@ class Stream:
 
     def columns_of(self, layer: str) -> slice | None:
         """Where a layer's heads are in a record; None: it has no such layer."""
+        return self._columns.get(layer)
+
+    @cached_property
+    def _columns(self) -> dict[str, slice]:
+        columns: dict[str, slice] = {}
         before = 0
         for name, heads in self.layers:
-            if name == layer:
-                return slice(before, before + heads)
+            columns.setdefault(name, slice(before, before + heads))
             before += heads
-        return None
+        return columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +184,9 @@ class Chunk:
         if name == "passes":
             sum_p2 = self.field("sum_p2")
             return np.where(self.field("rows") > 0, sum_p2.dtype.type(1) - sum_p2, 0)
-        width = self.stream.heads or 1
-        return np.full((len(self), width), 0 if name in COUNT_FIELDS else np.nan, np.float32)
+        return np.full(
+            (len(self), self.stream.width), 0 if name in COUNT_FIELDS else np.nan, np.float32
+        )
 
 
 PASSES = ("sum_p2", "rows")  # what `passes` is made of

@@ -11,15 +11,25 @@ would waste up to half of the file. In a full chunk of a large model each field 
 who looks at one vital of a long run reads a small part of the file.
 """
 
+import contextlib
+import os
 import sqlite3
+import stat
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+from scaledot.watch.store.allowance import Allowance
 
 APPLICATION_ID = int.from_bytes(b"Sdot")
 VERSION = 2  # raised when an older scaledot could no longer read the file; new vitals do not
 OLDEST = 2  # that is still read; format 1 was never part of a release
+
+COMPANIONS = ("-wal", "-shm", "-journal")  # what SQLite keeps next to a file while it is written
+MOST_TABLES = 100  # every look reads what tables there are
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 SCALARS = "scalars"  # the kind of a stream that is not a phase
 
@@ -111,17 +121,63 @@ CREATE TABLE IF NOT EXISTS alarm (
 """
 
 
+ANOTHER = "Give the file that `scaledot run --store FILE` wrote"
+
+
 class StoreError(Exception):
     """The file is not a run that can be read or continued; the message says what to do."""
 
 
-def connect(path: Path, options: str, timeout: float) -> sqlite3.Connection:
-    """options: of SQLite's URI, such as `mode=ro`. Transactions are begun by hand."""
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder; a run is one file, such as {path / 'run.vitals'}")
+class Database(sqlite3.Connection):
+    """A connection; that of a reader has an allowance, for a run may come from somebody else."""
+
+    allowance: Allowance | None = None
+
+    def spend(self, what: str, amount: int) -> None:
+        """Raise Excess where a reader needs more than the file's size justifies."""
+        if self.allowance is not None:
+            self.allowance.spend(what, amount)
+
+
+def connect(path: Path, options: str, timeout: float) -> Database:
+    """Open the file. Transactions are begun by hand. options: of SQLite's URI, as `mode=ro`."""
+    check_files(path)
     # as_uri quotes what has a meaning in a URI: a run may be called «50% dropout?.vitals».
     uri = f"{path.absolute().as_uri()}?{options}"
-    return sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)
+    return sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None, factory=Database)
+
+
+def check_files(path: Path) -> None:
+    """Raise StoreError unless the run and the files that SQLite keeps next to it are files.
+
+    Opening a pipe would wait forever, and SQLite would write through a link.
+    """
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; a run is one file, such as {path / 'run.vitals'}")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is a pipe, a socket or a device; give the file of a run")
+    for name in companions(path):
+        if not stat.S_ISREG(os.lstat(name).st_mode):
+            raise StoreError(f"{name} is a link or no file; remove it, then {path} can be opened")
+    journal = Path(f"{os.path.realpath(path)}-journal")
+    if journal.exists() and _names_another(journal):
+        raise StoreError(
+            f"{journal} names another file, as no journal of scaledot does; remove it, then {path} "
+            "can be opened"
+        )
+
+
+def companions(path: Path) -> list[Path]:
+    """The files that SQLite keeps next to a database; of a link, next to what it points to."""
+    real = os.path.realpath(path)
+    return [name for end in COMPANIONS if os.path.lexists(name := Path(f"{real}{end}"))]
+
+
+def _names_another(journal: Path) -> bool:
+    """Whether it ends with the name of a super-journal, a file that SQLite would delete."""
+    with journal.open("rb") as file:
+        file.seek(max(journal.stat().st_size - len(JOURNAL_MAGIC), 0))
+        return file.read() == JOURNAL_MAGIC
 
 
 @contextmanager
@@ -165,7 +221,7 @@ def has_alarms(database: sqlite3.Connection) -> bool:
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:
-    """Raise unless this is a store that this version of scaledot understands."""
+    """Raise StoreError unless this is a store that this version of scaledot understands."""
     if _pragma(database, path, "application_id") != APPLICATION_ID:
         empty = _is_empty(database, path)
         what = "holds no run yet" if empty else "is an SQLite database, but not a run of scaledot"
@@ -181,6 +237,48 @@ def check(database: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a scaledot from before its first release (format {version}, "
             f"this one reads {OLDEST} to {VERSION}); choose another file name and run again"
         )
+    _check_tables(database, path)
+
+
+def _check_tables(database: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreError where a name is no plain table: a view, a computed column or a trigger
+    could run anything that its author wished, whenever the file is read or continued.
+    """
+    expected = _expected()
+    made = dict(database.execute("SELECT name, type FROM sqlite_master WHERE type != 'index'"))
+    if len(made) > MOST_TABLES:
+        raise StoreError(
+            f"{path} is no run that scaledot wrote: it has {len(made)} tables. {ANOTHER}"
+        )
+    for name, columns in expected.items():
+        kind = made.get(name)
+        if kind is None and name == "alarm":
+            continue
+        if kind != "table":
+            what = f"{name} is a {kind}" if kind else f"it has no table {name}"
+            raise StoreError(f"{path} is no run that scaledot wrote: {what}. {ANOTHER}")
+        found = _columns_of(database, name)
+        if not set(columns) <= set(found) or any(computed for _, computed in found):
+            raise StoreError(
+                f"{path} is no run that scaledot wrote: table {name} has other columns. {ANOTHER}"
+            )
+    if "trigger" in made.values():
+        raise StoreError(f"{path} is no run that scaledot wrote: it has a trigger. {ANOTHER}")
+
+
+@cache
+def _expected() -> dict[str, list[tuple[str, int]]]:
+    """The columns of every table of this version."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(TABLES + ALARMS)
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master")]
+        return {name: found for name in names if (found := _columns_of(database, name))}
+
+
+def _columns_of(database: sqlite3.Connection, table: str) -> list[tuple[str, int]]:
+    """Names, and whether they are computed; [] where SQLite knows no such table."""
+    rows = database.execute("SELECT name, hidden FROM pragma_table_xinfo(?)", (table,))
+    return rows.fetchall()
 
 
 def _is_empty(database: sqlite3.Connection, path: Path) -> bool:

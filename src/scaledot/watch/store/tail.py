@@ -28,6 +28,9 @@ SPLIT_FROM = 64  # heads: from here on each field of a full chunk is a row by it
 # set of layers. Beyond this many sets each layer is kept by itself. Scalars likewise.
 MOST_SETS = 64
 
+# What waits in memory for full chunks: with many sets the longest becomes a smaller chunk sooner.
+WAITING_BYTES = 2**20
+
 Layers = tuple[tuple[str, int], ...]
 Names = tuple[str, ...]
 
@@ -50,6 +53,7 @@ class Tail:
         self._numbers = 0  # of chunks
         self._full: list[_Records] = []
         self._changed: dict[int, _Stream] = {}
+        self._waiting = 0  # bytes in open records
 
     def __bool__(self) -> bool:
         """Is there anything to write?"""
@@ -168,11 +172,19 @@ class Tail:
         records = stream.open
         records.steps.append(step)
         records.data += values.tobytes()
+        self._waiting += records.record_bytes
         self._changed[stream.number] = stream
         if records.full:
-            self._full.append(records)
-            stream.open = records.next()
-            del self._changed[stream.number]
+            self._close(stream)
+        elif self._waiting > WAITING_BYTES:
+            self._close(max(self._streams.values(), key=lambda one: len(one.open.data)))
+
+    def _close(self, stream: "_Stream") -> None:
+        """Make a chunk of its records."""
+        self._full.append(stream.open)
+        self._waiting -= len(stream.open.data)
+        stream.open = stream.open.next()
+        self._changed.pop(stream.number, None)
 
     def _too_many(self, kind: str, content: Layers | Names) -> bool:
         """Would this be one set too many?"""

@@ -1,13 +1,16 @@
 """`Store`: readings go to the disk in a thread of their own; the training never waits for it."""
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.alarm import Alarm, as_json
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
-from scaledot.watch.store import schema
+from scaledot.watch.store import ownership, schema
 from scaledot.watch.store.queue import Queue
 from scaledot.watch.store.schema import IDS_A_SEGMENT, PARTS_A_CHUNK, StoreError
 from scaledot.watch.store.tail import Rows, Tail
@@ -24,12 +27,21 @@ INTERVAL = 0.5  # seconds between commits: a killed run loses less than the last
 RETRY = 2.0  # seconds between attempts while the disk refuses
 LOCK_TIMEOUT = 5.0  # how long a commit waits for another process's lock
 QUEUE_BYTES = 32 * 2**20
+TIDY = 10  # emptying the log takes at most one part in so many of the time
+FORK_PATIENCE = 0.5  # seconds that a fork waits for a commit
+FULL = 64 * 2**10  # bytes that are free on a disk that takes nothing more
+LAST_TRIES = 20  # to put the log away at the end, while a viewer looks at it
 
 log = logging.getLogger("scaledot.watch")
 
 
 class Store:
     """One run's file, opened for writing. A file that already holds the run gets a new segment.
+
+    A file has one writer: where another store writes it, in this or in another process, this one
+    makes a file of its own next to it, says so, and `path` is that file. A run that was killed
+    writes no more, so its file is continued. Where the file system has no locks, a run that has not
+    ended and wrote within the last minute is taken for a living one.
 
     `write` never blocks and never raises because of the disk. While the disk is slow, readings
     wait in a queue of bounded size; what does not fit is dropped and counted (`dropped`, also in
@@ -54,17 +66,25 @@ class Store:
         self._queue = Queue(queue_bytes)
         self._notes = _as_notes(attributes or RunAttributes.here())
         self._started = time.time()
-        self._file: tuple[int, int] | None = None  # device and inode
+        self._real = self.path  # without links; SQLite's other files are next to it
+        self._file: ownership.Identity | None = None  # that this store holds
+        self._companions: dict[Path, ownership.Identity] = {}  # SQLite's files of ours
+        self._committed = False  # whether the first readings are on the disk
+        self._unwritten = 0  # readings and scalars that the thread has taken
+        self._logged = False  # whether the log has something in it
+        self._next_tidy = 0.0
         self._gone = False  # the file was deleted or replaced: do not try again
         self._warned = False
         self._dropped_written = 0
         self._process = os.getpid()
+        self._at_work = threading.Lock()  # the thread is inside SQLite
         self._wake = threading.Event()
         self._settled = threading.Condition()
         self._asked = self._answered = 0  # flushes
         self._ending = self._over = False  # asked to end; has ended
         self._thread = threading.Thread(target=self._work, name="scaledot-store", daemon=True)
         self._begin()
+        _stores.add(self)
         self._thread.start()
         atexit.register(self.close)
 
@@ -80,7 +100,8 @@ class Store:
             self._queue.drop(readings, numbers)
             return False
         taken = self._queue.put(readings, numbers)
-        if self._queue.half_full and self.broken is None:
+        # The first readings are there at once, however soon the run is killed.
+        if (self._queue.half_full or not self._committed) and self.broken is None:
             self._wake.set()
         return taken
 
@@ -138,6 +159,9 @@ class Store:
             self._connect().close()
         except (sqlite3.Error, OSError) as error:
             self._fail(error)
+        except BaseException:
+            self._release()
+            raise
 
     def _work(self) -> None:
         # The connection lives in this frame alone: in a forked child the frame is never left, so
@@ -148,13 +172,10 @@ class Store:
             self._wake.wait(INTERVAL if self.broken is None else RETRY)
             self._wake.clear()
             ending, asked = self._ending, self._asked  # before the queue is emptied
-            try:
-                database = database or self._connect()
-                self._write_down(database, tail, ending)
-                self._heal()
-            except Exception as error:  # whatever it is, the training goes on
-                self._fail(error)
-                database = _closed(database)
+            with self._at_work:
+                database = self._work_once(database, tail, ending)
+                if database is not None and not ending:
+                    self._tidy(database, at_once=asked > self._answered)
             last = self._gone or (ending and (self.broken is not None or not self._queue))
             with self._settled:
                 self._answered, self._over = asked, last
@@ -165,26 +186,94 @@ class Store:
                 self._wake.set()
         if database is not None:
             _finish(database)
+        self._sweep()
+        self._release()
+
+    def _work_once(
+        self, database: sqlite3.Connection | None, tail: Tail, ending: bool
+    ) -> sqlite3.Connection | None:
+        """Write what waits; gives back the connection to use next time."""
+        try:
+            database = database or self._connect()
+            self._write_down(database, tail, ending)
+            self._heal()
+            return database
+        except Exception as error:  # whatever it is, the training goes on
+            self._fail(error)
+            if database is not None and self._gone:
+                self._tidy(database, at_once=True)  # our file may live on under another name
+            elif database is not None and ending:
+                self._write_the_end_in_place(database)
+            _closed(database)
+            return None
 
     def _connect(self) -> sqlite3.Connection:
         if self._gone:
             raise StoreError(self.broken or "the file is gone")
-        self._same_file()
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        mode = "rwc" if self._file is None else "rw"
-        database = schema.connect(self.path, f"mode={mode}", LOCK_TIMEOUT)
+            self._hold()
+        self._same_file()
+        database = schema.connect(self._real, "mode=rw", LOCK_TIMEOUT)
         try:
             schema.prepare(database, self.path)
             _choose_journal(database)
             if self.segment is None:
                 self.segment = self._new_segment(database)
+            self._same_file()
+            self._companions = _companions(self._real)
+            self._same_file()
         except BaseException:
             _closed(database)
             raise
-        if self._file is None:
-            self._file = _identity(self.path)
         return database
+
+    def _hold(self) -> None:
+        """Become the one writer of the file, or of another one where this has a writer."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        schema.check_files(self.path)
+        held = ownership.hold(self.path)
+        if held is None:
+            wanted = self.path
+            self.path = ownership.name_of_its_own(wanted)
+            log.warning(
+                "scaledot: another run writes %s now, so this one goes to %s", wanted, self.path
+            )
+            held = ownership.hold(self.path)
+        self._file, self._real = held, self.path.resolve()
+
+    def _release(self) -> None:
+        if self._file is not None:
+            ownership.release(self._file)
+
+    def _tidy(self, database: sqlite3.Connection, at_once: bool) -> None:
+        """Move the log into the file and empty it.
+
+        A log that has something in it is the danger when another file takes the name: whatever
+        opens that file with SQLite would write our log into it.
+        """
+        began = time.monotonic()
+        if not self._logged or (began < self._next_tidy and not at_once):
+            return
+        try:
+            database.execute("PRAGMA busy_timeout = 0")  # a viewer looks at it: next time
+            (busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._logged = bool(busy)
+            database.execute(f"PRAGMA busy_timeout = {round(LOCK_TIMEOUT * 1000)}")
+        except sqlite3.Error:
+            log.debug("the log of %s is not emptied", self.path, exc_info=True)
+        self._next_tidy = time.monotonic() + TIDY * (time.monotonic() - began)
+
+    def _sweep(self) -> None:
+        """Remove the log of a file that is gone: it does not belong to the one that took its name.
+
+        SQLite keeps it, for it knows that its own file is not there any more.
+        """
+        with contextlib.suppress(OSError):
+            if not self._gone and ownership.identity(self._real) == self._file:
+                return
+            for name, ours in self._companions.items():
+                if _identity_of(name) == ours:
+                    name.unlink()
 
     def _new_segment(self, database: sqlite3.Connection) -> int:
         fields = json.dumps(FLOAT_FIELDS), json.dumps(COUNT_FIELDS)
@@ -205,6 +294,7 @@ class Store:
             for readings, scalars in self._queue.take():
                 tail.add_readings(readings)
                 tail.add_scalars(scalars)
+                self._unwritten += len(readings) + len(scalars)
         notes, dropped = self._queue.notes(), self._queue.dropped
         alarms = self._queue.alarms()
         if not (tail or notes or alarms or ending or dropped > self._dropped_written):
@@ -219,20 +309,45 @@ class Store:
                 (now, dropped, now if ending else None, self.segment),
             )
         self._dropped_written = dropped
+        self._committed = self._committed or bool(tail)
+        self._logged = True
+        self._unwritten = 0
         tail.written()
         self._queue.notes_written(notes)
         self._queue.alarms_written(alarms)
 
+    def _write_the_end_in_place(self, database: sqlite3.Connection) -> None:
+        """Keep that the run ended, and how much was lost, on a disk that takes nothing more.
+
+        Without a log: the row has its place in the file, so no byte more is needed. Only a crash of
+        the machine in this very moment could harm the file.
+        """
+        self._queue.discard()
+        self._queue.lose(self._unwritten)
+        try:
+            database.execute("PRAGMA journal_mode = MEMORY")
+            with schema.transaction(database):
+                database.execute(
+                    "UPDATE segment SET dropped = ?, ended = ? WHERE id = ?",
+                    (self._queue.dropped, time.time(), self.segment),
+                )
+        except sqlite3.Error:
+            log.debug("the end of %s could not be kept", self.path, exc_info=True)
+
     def _same_file(self) -> None:
         """Writing into a deleted file succeeds, so it must be looked for."""
-        if self._file is not None and _identity(self.path) != self._file:
+        if ownership.identity(self._real) != self._file:
             self._gone = True
             self._queue.discard()
             raise StoreError(f"{self.path} was deleted or replaced")
 
     def _fail(self, error: Exception) -> None:
-        self.broken = str(error) or type(error).__name__
-        self._warn(self.broken)
+        reason = str(error) or type(error).__name__
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self._real.parent).free < FULL:
+                reason = f"its disk is full ({reason})"
+        self.broken = reason if str(self.path) in reason else f"{self.path}: {reason}"
+        self._warn(reason)
 
     def _warn(self, reason: str) -> None:
         """Once. A log record and no Python warning: those can be set to raise."""
@@ -266,12 +381,42 @@ def _finish(database: sqlite3.Connection) -> None:
     """Leave one plain file behind, which viewers can read in a read-only folder."""
     try:
         database.execute("PRAGMA busy_timeout = 200")
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        database.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.OperationalError:
-        pass  # a viewer looks at it right now; the log next to the file is whole, too
+        for attempt in range(LAST_TRIES):  # a viewer may look at it right now
+            try:
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                database.execute("PRAGMA journal_mode = DELETE")
+                break
+            except sqlite3.OperationalError:
+                time.sleep(0.05 if attempt < LAST_TRIES - 1 else 0)
     finally:
         _closed(database)
+
+
+def _wait_for_stores() -> None:
+    """Let every store end its commit: a child forked in the midst of SQLite could not use it."""
+    limit = time.monotonic() + FORK_PATIENCE
+    for store in list(_stores):
+        if store._at_work.acquire(timeout=max(limit - time.monotonic(), 0)):
+            _waiting.append(store)
+
+
+def _go_on() -> None:
+    while _waiting:
+        _waiting.pop()._at_work.release()
+
+
+def _forget_stores() -> None:
+    """In the child: they are the parent's."""
+    _waiting.clear()
+    _stores.clear()
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_waiting: list[Store] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_wait_for_stores, after_in_parent=_go_on, after_in_child=_forget_stores
+    )
 
 
 def _closed(database: sqlite3.Connection | None) -> None:
@@ -282,12 +427,19 @@ def _closed(database: sqlite3.Connection | None) -> None:
             log.debug("closing the store failed", exc_info=True)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity_of(name: Path) -> ownership.Identity | None:
+    """Of what has this name itself, be it a link."""
     try:
-        status = path.stat()
-    except FileNotFoundError:
+        status = name.lstat()
+    except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _companions(path: Path) -> dict[Path, ownership.Identity]:
+    """The files of SQLite's that are next to it."""
+    found = {name: _identity_of(name) for name in schema.companions(path)}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _as_notes(attributes: RunAttributes) -> dict[str, str]:
