@@ -14,6 +14,7 @@ from scaledot.lab.server.app import make_app
 from scaledot.lab.server.gate import Gate
 from scaledot.lab.server.messages import LARGEST
 from scaledot.lab.server.page import PageFile
+from scaledot.printable import complain, make_visible
 from scaledot.watch.store import RunReader, StoreError
 
 LOOPBACK = "127.0.0.1"
@@ -56,6 +57,8 @@ def _state(lang: str, run: Path | None) -> str:
 
 def configuration(app: Gate) -> uvicorn.Config:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:  # uvicorn's lines pass them, too
+        make_visible(handler)
     return uvicorn.Config(
         app,
         http="h11",
@@ -93,7 +96,7 @@ def _run(path: Path) -> Path:
     """A run that does not exist yet may come; what exists must be one."""
     path = path.absolute()
     if not path.exists():
-        print(f"scaledot lab: no run at {path} yet; the monitor waits for it", file=sys.stderr)
+        complain("scaledot lab", f"no run at {path} yet; the monitor waits for it")
         return path
     try:
         return RunReader(path).path
