@@ -20,7 +20,7 @@ from scaledot.watch.alarms import (
 )
 from scaledot.watch.alarms.stretch import LASTS, RESTS, Stretch
 from scaledot.watch.alarms.trend import FEWEST, Trend
-from scaledot.watch.alarms.words import TOLD, line
+from scaledot.watch.alarms.words import WORDS, line
 
 BOTH = np.arange(2)
 
@@ -111,7 +111,7 @@ def test_layers_side_by_side_are_judged_as_layers_apart():
 
 
 def test_every_threshold_has_a_source_and_every_kind_its_words():
-    assert set(TOLD) == set(KINDS)
+    assert set(WORDS) == set(KINDS)
     for name, rule in RULES.items():
         assert name.partition(".")[0] == rule.kind
         assert rule.source

@@ -336,7 +336,9 @@ def _group(alarms: list[Alarm]) -> Markup:
             if more > 0
             else None,
         ),
-        element("pre", element("code", first.advice)) if first.grade != "note" else None,
+        element("pre", element("code", first.advice))
+        if first.grade != "note" and first.advice
+        else None,
     )
 
 
