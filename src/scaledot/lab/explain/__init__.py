@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from scaledot.atomic_file import write_atomically
 from scaledot.lab import flashcards
 from scaledot.lab.experiments import LESSONS
 from scaledot.lab.experiments.lesson import as_json
@@ -62,7 +63,7 @@ def _flashcards(args: argparse.Namespace) -> int:
 
 def _write_anki(path: Path, lang: str) -> int:
     try:
-        path.write_text(flashcards.anki(lang), encoding="utf-8")
+        write_atomically(path, flashcards.anki(lang).encode())
     except OSError as wrong:
         complain("scaledot explain", f"cannot write {path}: {wrong.strerror}")
         return 1

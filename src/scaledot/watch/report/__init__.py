@@ -11,6 +11,7 @@ import os
 import sqlite3
 from pathlib import Path
 
+from scaledot.atomic_file import write_atomically
 from scaledot.printable import complain, one_line
 from scaledot.terminal import Console, print_json
 from scaledot.watch.report import compare, data, facts, page, terminal
@@ -73,11 +74,5 @@ def write_page(runs: list[tuple[Facts, Verdict]], target: Path) -> int:
     """One run's page or two runs' comparison; returns its size in bytes."""
     text = page.page(*runs[0]) if len(runs) == 1 else compare.compare_page(*runs)
     content = text.encode("utf-8", errors="replace")
-    # A page that is half written is never seen: it takes the name when it is whole.
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes(content)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(target, content)
     return len(content)
