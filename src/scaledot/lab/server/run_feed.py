@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scaledot.printable import one_line
 from scaledot.watch.reading import LOSS, PHASES, WATCH_COST, Phase
 from scaledot.watch.store import News, RunReader, Segment, Series, Step
 from scaledot.watch.top import health
@@ -61,6 +62,7 @@ class RunFeed:
         only_eval: bool = self.phases == ["eval"]
         self.phase: Phase = phase or ("eval" if only_eval else "train")
         self.layers = self._reader.layers(self.phase)
+        self.shown = {one_line(name): name for name in self.layers}  # as a page is sent them
         cost = self._reader.scalars(WATCH_COST).newest()
         self.cost = float(cost.values[-1]) if len(cost) else None
         self._times: deque[tuple[int, float]] = deque(maxlen=9)  # the last steps and when
