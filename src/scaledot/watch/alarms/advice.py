@@ -4,9 +4,10 @@ A run's store may come from a stranger. What it holds of an alarm is numbers and
 command that a reader is asked to type is made of the words below alone.
 """
 
-import dataclasses
+from typing import TYPE_CHECKING
 
-from scaledot.watch.alarms.alarm import Alarm, Grade
+if TYPE_CHECKING:
+    from scaledot.watch.alarms.alarm import Grade
 
 SCRIPT = "SCRIPT"  # stands for the script, where it is not this process's own
 QK_CLIP, QK_NORM = "qk-clip:100", "qk-norm"
@@ -18,20 +19,15 @@ LINES = {  # of the other kinds
 }
 
 
-def remedy_for(kind: str, grade: Grade) -> str | None:
+def remedy_for(kind: str, grade: "Grade") -> str | None:
     """Name the remedy as it is typed; None where the alarm asks for none."""
     calm = kind == "growth" and grade == "note"  # healthy runs grow, too
     return None if calm else REMEDIES.get(kind)
 
 
-def advice_for(kind: str, grade: Grade, script: str = SCRIPT) -> str:
+def advice_for(kind: str, grade: "Grade", script: str = SCRIPT) -> str:
     """Write the command or line of code; empty for a kind that is not known here."""
     remedy = remedy_for(kind, grade)
     if remedy is not None:
         return f"scaledot run --remedy {remedy} {script}"
     return "scaledot top" if kind in REMEDIES else LINES.get(kind, "")
-
-
-def declared(alarm: Alarm) -> Alarm:
-    """Replace the advice that a file holds by the declared one."""
-    return dataclasses.replace(alarm, advice=advice_for(alarm.kind, alarm.grade))

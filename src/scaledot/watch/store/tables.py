@@ -4,7 +4,6 @@ import json
 import sqlite3
 from typing import Any
 
-from scaledot.watch.alarms.advice import declared
 from scaledot.watch.alarms.alarm import Alarm, from_json
 from scaledot.watch.reading import Phase, RunAttributes
 from scaledot.watch.store import schema
@@ -51,7 +50,7 @@ def read_alarms(database: sqlite3.Connection, after: int = -1) -> dict[int, Alar
     if not schema.has_alarms(database):
         return {}
     rows = database.execute("SELECT id, alarm FROM alarm WHERE id > ? ORDER BY id", (after,))
-    return {id_: declared(from_json(json.loads(text))) for id_, text in rows}
+    return {id_: from_json(json.loads(text)) for id_, text in rows}
 
 
 def vitals_streams(database: sqlite3.Connection, phase: Phase | None) -> list[Stream]:
