@@ -29,6 +29,7 @@ from scaledot.printable import one_line
 from scaledot.watch.alarms import as_json
 from scaledot.watch.reading import PHASES, Phase, RunAttributes
 from scaledot.watch.store import RunReader, StoreError
+from scaledot.watch.top.words import brief
 
 INTERVAL = 0.25  # seconds between two looks at the file
 FRAME_BYTES = 2**20
@@ -233,7 +234,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return one_line(value)
+        return one_line(brief(value))
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -16,8 +16,9 @@ import numpy as np
 
 from scaledot.printable import one_line
 from scaledot.watch.reading import LOSS, PHASES, WATCH_COST, Phase
-from scaledot.watch.store import News, RunReader, Segment, Series, Step
+from scaledot.watch.store import News, Segment, Series, Step
 from scaledot.watch.top import health
+from scaledot.watch.top.opening import open_run
 
 FIELDS = health.VITALS
 NONFINITE = "nonfinite"
@@ -52,7 +53,7 @@ class RunFeed:
     """One phase and one vital of a run. Raises StoreError whenever there is no run to read."""
 
     def __init__(self, path: Path, phase: Phase | None = None) -> None:
-        self._reader = RunReader(path)
+        self._reader = open_run(path)
         # The follower first: what is written in between is seen twice rather than never.
         self._follower = self._reader.follow(from_start=False)
         self.path = self._reader.path

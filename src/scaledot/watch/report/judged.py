@@ -14,6 +14,7 @@ from scaledot.watch.store import RunReader, Step
 # Heads times readings that are judged now; a longer run is judged at evenly chosen readings, for
 # nobody waits a minute for a report.
 MOST = 2**17
+MOST_GROUPS = 40  # of alarms: there are six kinds and three grades
 
 
 def alarms_of(reader: RunReader, history: History) -> tuple[list[Alarm], str]:
@@ -35,7 +36,7 @@ def grouped(alarms: Iterable[Alarm]) -> list[list[Alarm]]:
     in_order = sorted(alarms, key=lambda alarm: (-GRADES.index(alarm.grade), alarm.step))
     for alarm in in_order:
         groups.setdefault((alarm.grade, alarm.kind), []).append(alarm)
-    return list(groups.values())
+    return list(groups.values())[:MOST_GROUPS]
 
 
 class _Some:

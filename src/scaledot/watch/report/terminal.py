@@ -15,6 +15,7 @@ from scaledot.watch.report.page import GRADES, SIGNS
 from scaledot.watch.report.verdict import Verdict
 from scaledot.watch.report.words import count, number, sentence, share
 from scaledot.watch.top import curve
+from scaledot.watch.top.words import brief
 
 COLOURS = {
     "broken": "red",
@@ -77,7 +78,7 @@ def _alarms(facts: Facts) -> list[Text]:
     return [
         Text.assemble(
             (f"{GRADES[first.grade]}, step {first.step:,}: ", STYLES[first.grade]),
-            one_line(sentence(first.words)),
+            one_line(sentence(brief(first.words))),
             (f" (and {count(len(rest), 'further layer')})" if rest else "", "dim"),
         )
         for first, *rest in grouped(facts.alarms)

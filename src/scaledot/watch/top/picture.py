@@ -102,7 +102,7 @@ def _alarms(frame: Frame, most: int) -> list[Text]:
     for place, alarm in enumerate(loud[:most], 1):
         more = f"(+{len(loud) - most}) " if place == most < len(loud) else ""
         grade = (f"{alarm.grade:<4} ", COLOURS[alarm.grade])
-        lines.append(Text.assemble(grade, f"{more}step {alarm.step:,}: {alarm.words}"))
+        lines.append(Text.assemble(grade, f"{more}step {alarm.step:,}: {words.brief(alarm.words)}"))
     return lines
 
 
