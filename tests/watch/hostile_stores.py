@@ -234,8 +234,9 @@ case(
     "generated_column",
     run(
         "ALTER TABLE chunk RENAME TO hidden_chunk",
-        "CREATE TABLE chunk (id INTEGER PRIMARY KEY, stream INTEGER, first INTEGER, records INTEGER, "
-        "last_step INTEGER, split INTEGER, steps BLOB AS (zeroblob(900000000)), times BLOB)",
+        "CREATE TABLE chunk (id INTEGER PRIMARY KEY, stream INTEGER, first INTEGER, "
+        "records INTEGER, last_step INTEGER, split INTEGER, "
+        "steps BLOB AS (zeroblob(900000000)), times BLOB)",
         "INSERT INTO chunk (id, stream, first, records, last_step, split) "
         "SELECT id, stream, first, records, last_step, split FROM hidden_chunk",
     ),

@@ -16,7 +16,8 @@ from scaledot.lab.server.messages import LARGEST
 from scaledot.lab.server.open_page import opened
 from scaledot.lab.server.page import PageFile
 from scaledot.printable import complain, make_visible
-from scaledot.watch.store import RunReader, StoreError
+from scaledot.watch.store import StoreError
+from scaledot.watch.top.opening import open_run
 
 LOOPBACK = "127.0.0.1"
 
@@ -105,6 +106,6 @@ def _run(path: Path) -> Path:
         complain("scaledot lab", f"no run at {path} yet; the monitor waits for it")
         return path
     try:
-        return RunReader(path).path
+        return open_run(path).path
     except StoreError as error:
         raise CannotServe(str(error)) from error

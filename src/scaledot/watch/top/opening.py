@@ -10,7 +10,8 @@ from scaledot.watch.store import RunReader, StoreError
 
 MOST_LAYERS = 1024
 MOST_HEADS = 2**15
-MOST_CHARACTERS = 2**22  # of the layers' names, once for each head
+MOST_CHARACTERS = 2**18  # of the layers' names
+MOST_REPEATED = 2**22  # of the same, once for each head
 
 
 def open_run(path: str | os.PathLike[str]) -> RunReader:
@@ -24,7 +25,8 @@ def open_run(path: str | os.PathLike[str]) -> RunReader:
             f"most {MOST_HEADS:,} in {MOST_LAYERS:,}; read it in Python: "
             "scaledot.watch.store.RunReader"
         )
-    if sum(len(name) * number for name, number in layers.items()) > MOST_CHARACTERS:
+    repeated = sum(len(name) * number for name, number in layers.items())
+    if sum(map(len, layers)) > MOST_CHARACTERS or repeated > MOST_REPEATED:
         raise StoreError(
             f"{reader.path} has names of layers that are too long to be shown; read it in Python: "
             "scaledot.watch.store.RunReader"
