@@ -1,16 +1,12 @@
 """What looks like a secret is hidden before it is kept."""
 
-import os
-import stat
 import sys
 
 import pytest
-from watch.store_cases import reading
 
 from scaledot.watch import watch
 from scaledot.watch.reading import RunAttributes
 from scaledot.watch.redact import redact, redact_text
-from scaledot.watch.store import Store
 
 SECRET = "s3cr3t-of-mine"
 
@@ -87,15 +83,3 @@ def test_the_attributes_of_a_run_and_its_alarms_name_no_secret(monkeypatch):
     assert SECRET not in " ".join(RunAttributes.here().command)
     assert SECRET not in " ".join(watch._command())
     assert watch._command()[:2] == ["train.py", "--token"]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_a_new_store_is_its_owners_alone_and_an_old_one_keeps_its_mode(tmp_path):
-    old = tmp_path / "old.vitals"
-    old.touch(0o644)
-    for path, mode in ((tmp_path / "new.vitals", 0o600), (old, 0o644)):
-        with Store(path) as store:
-            store.write([reading(0, "blocks.0", 2)])
-            assert store.flush()
-            for file in tmp_path.glob(f"{path.name}*"):  # the log beside it, too
-                assert stat.S_IMODE(file.stat().st_mode) == mode, file

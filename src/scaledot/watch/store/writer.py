@@ -1,7 +1,6 @@
 """`Store`: readings go to the disk in a thread of their own; the training never waits for it."""
 
 import atexit
-import contextlib
 import dataclasses
 import json
 import logging
@@ -173,8 +172,6 @@ class Store:
         self._same_file()
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):  # a new store is its owner's alone
-                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         mode = "rwc" if self._file is None else "rw"
         database = schema.connect(self.path, f"mode={mode}", LOCK_TIMEOUT)
         try:
