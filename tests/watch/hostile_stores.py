@@ -127,6 +127,51 @@ def layers(number: int, heads: int, records: int, name: str = "layer.{}") -> Wri
     return write
 
 
+def repeated(number: int, heads: int, records: int, chunks: int) -> Write:
+    """Many chunks whose records are all the same: a few hundred bytes each; not judged so far."""
+
+    def write(database: sqlite3.Connection) -> None:
+        database.execute("DELETE FROM attribute WHERE name = 'judged'")
+        segment = _segment(database)
+        stream = segment * 2**32 + 77
+        content = json.dumps([[f"layer.{place}", heads] for place in range(number)])
+        database.execute("INSERT INTO stream VALUES (?, ?, 'train', ?)", (stream, segment, content))
+        width = number * heads
+        floats = np.full(len(FLOAT_FIELDS) * width, 500.0, "<f4").tobytes()
+        counts = np.ones(len(COUNT_FIELDS) * width, "<i8").tobytes()
+        for place in range(chunks):
+            chunk, first = segment * 2**32 + 777 + place, place * records
+            steps = range(first, first + records)
+            times = packed(int(1.7e15) + step for step in steps)
+            row = (chunk, stream, first, records, steps[-1], 0, packed(steps), times)
+            database.execute("INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            for at, data in ((0, floats), (len(FLOAT_FIELDS), counts)):
+                database.execute("INSERT INTO part VALUES (?, 'same', ?)", (chunk * 64 + at, data))
+
+    return write
+
+
+def noise(number: int, heads: int, steps: int) -> Callable[[Path], None]:
+    """A run as scaledot writes it, of numbers that cannot be packed: the largest for its size."""
+
+    def write(path: Path) -> None:
+        random = np.random.default_rng(0)
+        with Store(path, RunAttributes(("train.py",)), queue_bytes=2**32) as store:
+            for step in range(steps):
+                floats = random.lognormal(0, 2, (number, len(FLOAT_FIELDS), heads))
+                counts = random.integers(1, 2**50, (number, len(COUNT_FIELDS), heads))
+                store.write(
+                    [
+                        Reading(step, "train", 1.7e9 + step, f"blocks.{i}.attn", *numbers)
+                        for i, numbers in enumerate(zip(floats, counts, strict=True))
+                    ],
+                    [(step, "loss", 1.0)],
+                )
+        assert path.stat().st_size < 20 * MILLION
+
+    return write
+
+
 def case(name: str, write: Write) -> None:
     HOSTILE[name] = lambda path: spoil(path, write)
 
@@ -396,6 +441,15 @@ case("heads_of_one_layer", layers(1, 65_000, 4))
 case("heads_of_one_layer_long", layers(1, 1000, 3000))
 case("heads_a_quarter_of_a_million", layers(4, 65_000, 2))
 case("records_a_million", layers(1, 1, MILLION))
+case("repeated_long", repeated(4, 16, 2000, 12))
+case("repeated_short_chunks", repeated(4, 16, 20, 900))
+case("repeated_many_layers", repeated(1000, 2, 60, 12))
+case("repeated_many_heads", repeated(16, 1000, 8, 12))
+case("repeated_one_head", repeated(1, 1, 2**17, 5))
+HOSTILE["noise_long"] = noise(1, 2, 60_000)
+HOSTILE["noise"] = noise(12, 12, 1000)
+HOSTILE["noise_wide"] = noise(96, 96, 15)
+HOSTILE["noise_deep"] = noise(1000, 1, 140)
 case("names_of_ten_million", layers(1, 2, 5, "n" * 10_000_000))
 case("names_of_dots", layers(900, 2, 5, "." * 900 + "{}"))
 case("names_long", layers(9_000, 2, 3, "n" * 990 + "{}"))

@@ -27,6 +27,7 @@ SHORT = (  # one of each kind
     "layers_a_thousand",
     "layers_nine_thousand_wide",
     "heads_thirty_thousand",
+    "repeated_long",
     "names_of_escapes",
     "a_pipe",
     "pages_of_noise",

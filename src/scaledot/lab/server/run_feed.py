@@ -92,12 +92,10 @@ class RunFeed:
 
     def table(self, vital: str) -> Table:
         """The whole run, thinned out evenly where it is long."""
+        most = self.most_steps
         found = {
-            layer: (
-                measured[vital].steps,
-                _told(measured[vital].values, measured[NONFINITE].values),
-            )
-            for layer, measured in self._read([vital, NONFINITE], self.most_steps).items()
+            layer: _shown(_masked(read, most), vital)
+            for layer, read in self._read([vital, NONFINITE], most).items()
         }
         steps = sorted({step for own, _ in found.values() for step in own.tolist()})
         place = {step: row for row, step in enumerate(steps)}
@@ -134,7 +132,7 @@ class RunFeed:
 
     def history(self, layer: str, head: int) -> dict[str, Any]:
         """Every vital of one head: `steps`, and under `fields` a list for each."""
-        found = self._read(FIELDS, HISTORY_STEPS, [layer])[layer]
+        found = _masked(self._read(FIELDS, HISTORY_STEPS, [layer])[layer], HISTORY_STEPS)
         return {
             "layer": layer,
             "head": head,
@@ -161,7 +159,7 @@ class RunFeed:
     def _read(
         self, vitals: Sequence[str], most: int, layers: Sequence[str] | None = None
     ) -> dict[str, dict[str, Series]]:
-        """By layer and vital, [n, heads] over the same steps; NaN where a head had no row."""
+        """By layer and vital, [n, heads], as it is stored."""
         for _ in range(TRIES):
             # Each is read at a moment of its own: the run may have grown in between.
             every = {
@@ -174,7 +172,7 @@ class RunFeed:
             read = {name: {vital: every[vital][name] for vital in every} for name in names}
             if all(_same_steps(one.values()) for one in read.values()):
                 break
-        return {name: _masked(one, most) for name, one in read.items()}
+        return read
 
     def _is_another(self, news: News, steps: list[Step]) -> bool:
         """Another run, a continuation from an earlier step, or other layers than before."""
@@ -225,13 +223,19 @@ def _told(values: np.ndarray, nonfinite: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values) & (nonfinite > 0), np.inf, values)
 
 
+def _shown(measured: dict[str, Series], vital: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and numbers of one vital, float32 [steps, heads]."""
+    told = _told(measured[vital].values, measured[NONFINITE].values)
+    return measured[vital].steps, told.astype(np.float32)
+
+
 def _same_steps(read: Iterable[Series]) -> bool:
     first, *rest = read
     return all(np.array_equal(first.steps, other.steps) for other in rest)
 
 
 def _masked(read: dict[str, Series], most: int) -> dict[str, Series]:
-    """Without what a continuation repeats, in the steps that all have."""
+    """Without what a continuation repeats, in the steps that all have; NaN: a head had no row."""
     newest = {vital: series.newest() for vital, series in read.items()}
     common = functools.reduce(np.intersect1d, [series.steps for series in newest.values()])
     kept = {

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         found = [examine(path) for path in args.runs or [newest(Path())]]
-    except (StoreError, sqlite3.Error, ValueError) as error:
+    except (StoreError, sqlite3.Error, OSError, ValueError) as error:
         complain("scaledot report", error)
         return 1
     written = 0
