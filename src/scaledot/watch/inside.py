@@ -254,7 +254,7 @@ def _claimed(path: Path) -> Path:
     number, wanted = 1, path
     while True:
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             return path
         except FileExistsError:
             number += 1
