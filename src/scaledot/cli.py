@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import scaledot
+from scaledot.printable import complain, one_line
 
 VERBS = {
     "demo": ("scaledot.lab.demo", "why attention divides by sqrt(d_k), in measured numbers"),
@@ -54,7 +55,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         status = module.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print(f"scaledot {verb}: stopped", file=sys.stderr)
+        complain(f"scaledot {verb}", "stopped")
         return 130  # what a shell reports for a command ended by Ctrl-C
     except BrokenPipeError:  # the reader has gone, as in `scaledot demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         known = [name for action in self._actions for name in action.option_strings]
         unknown = re.search(r"unrecognized arguments: (-[^\s=]+)", message)
         hint = _nearest(unknown[1], known) if unknown else ""
-        self.exit(2, f"{self.prog}: {message}{hint}\ntype: {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {one_line(message + hint)}\ntype: {self.prog} --help\n")
 
 
 def _parser() -> Parser:

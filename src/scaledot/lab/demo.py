@@ -6,17 +6,13 @@ It ends with a training under the watch, where the division alone is not enough.
 import argparse
 import contextlib
 import dataclasses
-import json
 import math
 import os
-import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -25,6 +21,8 @@ from scaledot.lab import terminal, training, words
 from scaledot.lab.experiments import story
 from scaledot.lab.experiments.finding import Finding
 from scaledot.lab.training import Size, Training
+from scaledot.printable import typed
+from scaledot.terminal import Console, print_json
 
 STORE = Path("scaledot-demo.vitals")
 
@@ -51,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console(markup=False, emoji=False, highlight=False, stderr=args.json)
+    console = Console(stderr=args.json)
     with _one_thread():
         if not args.json:
             play(args.seed, console, args.steps, args.store)
@@ -60,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         if args.steps:
             trained = _trained(args.seed, args.steps, args.store, console)
             data["training"] = _as_data(trained)
-    json.dump(data, sys.stdout, indent=2, allow_nan=False)
-    print()
+    print_json(data)
     return 0
 
 
@@ -155,7 +152,7 @@ def _where_to_look(trained: Training | None) -> list[str | tuple[str, str]]:
     path = trained.store if path.startswith(os.pardir) else path
     return [
         f"Every head of the training, step by step, is in {path}; type next:\n",
-        (f"  scaledot top {shlex.quote(path)}\n", "green"),
+        (f"  scaledot top {typed(path)}\n", "green"),
     ]
 
 

@@ -1,13 +1,19 @@
 """The watch: the vital signs of every attention head of a training run, without editing it."""
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
+
+from scaledot.printable import make_visible
 
 if TYPE_CHECKING:
     from scaledot.watch import alarms, remedies, sinks, store
     from scaledot.watch.watch import Watch
 
 __all__ = ["Watch", "alarms", "remedies", "sinks", "store"]
+
+
+make_visible(logging.getLogger("scaledot.watch"))
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal, get_args
 
+from scaledot.watch.redact import redact_text
+
 log = logging.getLogger("scaledot.watch")
 
 Kind = Literal["exception", "interrupt", "signal", "loss"]
@@ -178,7 +180,7 @@ class Guard:
         if isinstance(error, KeyboardInterrupt):
             self._note("interrupt", self._step(), "stopped by hand (Ctrl-C)")
             return
-        text = str(error).strip()
+        text = redact_text(str(error).strip())
         words = f"{type(error).__name__}: {text}" if text else type(error).__name__
         if len(words) > LONGEST:
             words = f"{words[:LONGEST]}…"

@@ -5,11 +5,11 @@ import contextlib
 import dataclasses
 import os
 import sqlite3
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaledot.printable import complain, typed
 from scaledot.watch.alarms import Alarm, overridden
 from scaledot.watch.alarms.telling import Telling
 from scaledot.watch.ranks.files import file_of, rank_here
@@ -85,7 +85,11 @@ class Session:
             f"own cost {cost}",
             *store.losses(),
             *([summary] if store.telling and (summary := store.telling.summary()) else []),
-            *([f"see them: scaledot top {shown(store.path)}"] if store.path.exists() else []),
+            *(
+                [f"see them: scaledot top {typed(shown(store.path))}"]
+                if store.path.exists()
+                else []
+            ),
         ]
         return "; ".join(parts)
 
@@ -202,7 +206,8 @@ class LateStore:
             self._store.note(name, value)
         if self.speaks:
             if not self._store.broken:  # the store itself has told that
-                say(f"vitals go to {shown(self.path)}; live view: scaledot top {shown(self.path)}")
+                name = shown(self.path)
+                say(f"vitals go to {name}; live view: scaledot top {typed(name)}")
                 if self.path != wanted:
                     say(f"another run writes {shown(wanted)} now, so this one has its own file")
                 elif held:
@@ -226,9 +231,9 @@ def _file_of_alarms(options: Mapping[str, Any], main: bool) -> Path | None:
     return file_of(Path(wish), rank_here(), main) if wish else None
 
 
-def say(line: str) -> None:
+def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # a closed stderr
-        print(f"scaledot: {line}", file=sys.stderr, flush=True)
+        complain("scaledot", *text.split("\n"))
 
 
 def shown(path: Path) -> str:

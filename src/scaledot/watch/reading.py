@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Vitals
+from scaledot.watch.redact import redact
 
 Phase = Literal["train", "eval"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -164,7 +165,7 @@ class RunAttributes:
     def here(model: torch.nn.Module | None = None, **more: Any) -> "RunAttributes":
         """Of the process that calls: its command, the versions it has loaded, the model."""
         return RunAttributes(
-            command=tuple(sys.argv),
+            command=redact(sys.argv),
             versions=loaded_versions(),
             model="" if model is None else summary(model),
             started=clock.time(),

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from scaledot.printable import complain
 from scaledot.watch.alarms import GRADES, overridden
 from scaledot.watch.ranks import MODES
 
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         launch = launch_of(args, os.environ)
     except ValueError as error:
-        print(f"scaledot run: {error}", file=sys.stderr)
+        complain("scaledot run", error)
         return 2
     sys.stdout.flush()
     sys.stderr.flush()

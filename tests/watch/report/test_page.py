@@ -223,10 +223,10 @@ def test_a_page_is_seen_whole_or_not_at_all(tmp_path, monkeypatch):
     target = tmp_path / "page.html"
     target.write_text("older")
 
-    def full(self, target):
+    def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="No space"):
         report.write_page([run], target)
     assert target.read_text() == "older"

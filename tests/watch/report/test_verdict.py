@@ -50,7 +50,7 @@ def test_a_collapse_is_told_with_its_head_its_step_its_growth_and_the_learning_r
     assert "doubling every 8 steps" in story
     assert f"The learning rate was {passed / 1000:g} then." in story
     assert facts.remedies[0].name == "qk-clip:100"
-    assert "train.py --lr 3e-2" in facts.remedies[0].command
+    assert facts.remedies[0].command == "scaledot run --remedy qk-clip:100 SCRIPT"
 
 
 def test_the_sick_demo_is_called_sick_and_the_well_one_healthy(sick_demo, well_demo):

@@ -6,19 +6,20 @@ measured values, and the lines of PyTorch to repeat it. Options are the lesson's
 
 import argparse
 import dataclasses
-import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from scaledot.atomic_file import write_atomically
 from scaledot.lab import flashcards
 from scaledot.lab.experiments import LESSONS
 from scaledot.lab.experiments.lesson import as_json
 from scaledot.lab.explain import cards, listing, options, race, telling
 from scaledot.lab.explain.voice import Voice
+from scaledot.printable import complain, one_line
+from scaledot.terminal import Console, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     if args.json:
         return _print_json({"lessons": listing.as_data(args.lang)})
-    console = _console()
+    console = Console()
     return _print(console, listing.whole(Voice.of(args.lang, console)))
 
 
@@ -56,23 +57,23 @@ def _flashcards(args: argparse.Namespace) -> int:
     made = flashcards.cards(args.lang)
     if args.json:
         return _print_json({"flashcards": [dataclasses.asdict(card) for card in made]})
-    console = _console()
+    console = Console()
     return _print(console, cards.whole(Voice.of(args.lang, console), made))
 
 
 def _write_anki(path: Path, lang: str) -> int:
     try:
-        path.write_text(flashcards.anki(lang), encoding="utf-8")
+        write_atomically(path, flashcards.anki(lang).encode())
     except OSError as wrong:
-        print(f"scaledot explain: cannot write {path}: {wrong.strerror}", file=sys.stderr)
+        complain("scaledot explain", f"cannot write {path}: {wrong.strerror}")
         return 1
-    print(f"{path}: in Anki, File > Import")
+    print(f"{one_line(str(path))}: in Anki, File > Import")
     return 0
 
 
 def _tell(args: argparse.Namespace) -> int:
     lesson = LESSONS[args.lesson]
-    console = _console()
+    console = Console()
     voice = Voice.of(args.lang, console)
     if lesson.name == "race" and console.is_terminal and not args.json:
         race.play(console, voice, args.arguments)
@@ -92,10 +93,6 @@ def _tell(args: argparse.Namespace) -> int:
     return _print(console, telling.whole(voice, lesson, args.arguments, result))
 
 
-def _console() -> Console:
-    return Console(markup=False, emoji=False, highlight=False)
-
-
 def _width(console: Console) -> int:
     return min(console.width, telling.WIDEST)
 
@@ -108,6 +105,5 @@ def _print(console: Console, parts: Iterable[RenderableType]) -> int:
 
 
 def _print_json(data: Any) -> int:
-    json.dump(data, sys.stdout, indent=2, allow_nan=False)
-    print()
+    print_json(data)
     return 0

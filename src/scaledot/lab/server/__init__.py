@@ -7,11 +7,11 @@ WebSocket, computed by `worker`, worded by `answers`) or `monitor` (a run, read 
 """
 
 import argparse
-import sys
 from importlib import util
 from pathlib import Path
 
 from scaledot.lab.server.page import MissingPage, load_page
+from scaledot.printable import complain, one_line
 
 PACKAGES = ("starlette", "uvicorn", "websockets")  # what the extra [lab] brings
 LANGUAGES = ("en", "hi")
@@ -44,12 +44,13 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(args.export).absolute().parent
         if not folder.is_dir():
             return _fail(f"{args.export} cannot be written: there is no folder {folder}")
-        print("computing every lesson at every place of its controls: a minute", file=sys.stderr)
+        complain("scaledot lab", "computing every lesson at every place of its controls: a minute")
         try:
             size = write(Path(args.export), page, args.lang)
         except OSError as error:
             return _fail(f"{args.export} cannot be written: {error.strerror}")
-        print(f"{args.export}: {size / 1e6:.1f} MB; open it in any browser, without Python")
+        size_words = f"{size / 1e6:.1f} MB; open it in any browser, without Python"
+        print(f"{one_line(args.export)}: {size_words}")
         return 0
     missing = [name for name in PACKAGES if util.find_spec(name) is None]
     if missing:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fail(reason: object) -> int:
-    print(f"scaledot lab: {reason}", file=sys.stderr)
+    complain("scaledot lab", reason)
     return 1
 
 

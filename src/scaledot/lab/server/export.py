@@ -6,7 +6,6 @@ controls moved to each of its values, one at a time; and the rows that a table h
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import scaledot
+from scaledot.atomic_file import write_atomically
 from scaledot.lab import catalogue, flashcards
 from scaledot.lab.experiments.lesson import Control, Lesson
 from scaledot.lab.server import answers
@@ -29,12 +29,7 @@ CANNED = "scaledot-canned"  # the page looks for this id before it asks a server
 def write(path: Path, page: dict[str, PageFile], lang: str) -> int:
     """Returns the size in bytes. A file that stands there is replaced when all is ready."""
     content = one_file(page, canned(lang)).encode()
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(path, content)
     return len(content)
 
 

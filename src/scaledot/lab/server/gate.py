@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
+MOST_SOCKETS = 32  # open at a time; a page has two
+TRY_LATER = 1013  # the WebSocket protocol's code
 
 
 class Gate:
@@ -25,6 +27,7 @@ class Gate:
             self._hosts |= set(HOSTS)
         self._origins = {f"http://{host}" for host in self._hosts}
         self._headers = _headers(port)
+        self._sockets = 0  # that are open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -34,10 +37,13 @@ class Gate:
         if refusal and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
             return
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
+            return
         if refusal:
             app: ASGIApp = PlainTextResponse(f"{refusal[1]}\n", refusal[0])
         else:
-            app, scope = self._app, {**scope, "root_path": f"/{self._token}"}
+            app, scope = self._app, self._inside(scope)
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -45,6 +51,21 @@ class Gate:
             await send(message)
 
         await app(scope, receive, send_safely)
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sockets stay open: beyond a number, pages are still served and sockets are not."""
+        if self._sockets >= MOST_SOCKETS:
+            reason = "too many pages of this lab are open; close one"
+            await send({"type": "websocket.close", "code": TRY_LATER, "reason": reason})
+            return
+        self._sockets += 1
+        try:
+            await self._app(self._inside(scope), receive, send)
+        finally:
+            self._sockets -= 1
+
+    def _inside(self, scope: Scope) -> Scope:
+        return {**scope, "root_path": f"/{self._token}"}
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Status and words; None: come in."""

@@ -21,12 +21,15 @@ import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from scaledot.lab.server import messages
+from scaledot.lab.server.aside import aside
 from scaledot.lab.server.plain_json import dumps
 from scaledot.lab.server.run_feed import FIELDS, RunFeed, Table
 from scaledot.measure import BANDS
+from scaledot.printable import one_line
 from scaledot.watch.alarms import as_json
 from scaledot.watch.reading import PHASES, Phase, RunAttributes
 from scaledot.watch.store import RunReader, StoreError
+from scaledot.watch.top.words import brief
 
 INTERVAL = 0.25  # seconds between two looks at the file
 FRAME_BYTES = 2**20
@@ -100,7 +103,7 @@ class Viewer:
             await self._begin()
         assert self._feed is not None
         await self._obey(self._feed)
-        change = await asyncio.to_thread(self._feed.look, self._field)
+        change = await aside(self._feed.look, self._field)
         grown = self._number + len(change.rows.steps) > 2 * self._feed.most_steps
         if change.anew or grown:
             await self._begin()
@@ -115,11 +118,11 @@ class Viewer:
 
     async def _begin(self) -> None:
         """The header, then the whole table."""
-        feed = await asyncio.to_thread(RunFeed, self._path, self._phase)
-        rows = await asyncio.to_thread(feed.table, self._field)
-        losses = await asyncio.to_thread(feed.losses)
-        self._reader = RunReader(self._path)
-        alarms = await asyncio.to_thread(self._reader.alarms)
+        feed = await aside(RunFeed, self._path, self._phase)
+        rows = await aside(feed.table, self._field)
+        losses = await aside(feed.losses)
+        self._reader = await aside(RunReader, self._path)
+        alarms = await aside(self._reader.alarms)
         self._alarms = len(alarms)
         self._feed, self._number = feed, 0
         status = feed.status()
@@ -161,7 +164,7 @@ class Viewer:
     async def _send_alarms(self) -> None:
         """Those that came since the last look."""
         assert self._reader is not None
-        alarms = await asyncio.to_thread(self._reader.alarms)
+        alarms = await aside(self._reader.alarms)
         news = alarms[self._alarms :]
         self._alarms = len(alarms)
         if news:
@@ -175,7 +178,7 @@ class Viewer:
                     case "field":
                         self._field = _known(value, FIELDS, "field")
                         self._number = 0
-                        await self._send_rows(await asyncio.to_thread(feed.table, self._field))
+                        await self._send_rows(await aside(feed.table, self._field))
                     case "phase":
                         self._phase = _known(value, PHASES, "phase")
                         await self._begin()
@@ -187,9 +190,10 @@ class Viewer:
     async def _history(self, feed: RunFeed, asked: Any) -> dict[str, Any]:
         if not isinstance(asked, dict) or set(asked) != {"layer", "head"}:
             raise _Wrong("history: expected layer and head")
-        if not feed.has(asked["layer"], asked["head"]):
+        layer = feed.shown.get(asked["layer"]) if isinstance(asked["layer"], str) else None
+        if not feed.has(layer, asked["head"]):
             raise _Wrong("history: there is no such layer and head")
-        return await asyncio.to_thread(feed.history, asked["layer"], asked["head"])
+        return await aside(feed.history, layer, asked["head"])
 
     async def _tell_missing(self, why: str) -> None:
         if why != self._missing:
@@ -202,7 +206,7 @@ class Viewer:
             if isinstance(message, bytes):
                 await self._socket.send_bytes(message)
             else:
-                await self._socket.send_text(dumps(_finite(message)))
+                await self._socket.send_text(dumps(_plain(message)))
 
 
 class _Wrong(Exception):
@@ -225,12 +229,14 @@ def _lasting(status: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name != "quiet"}
 
 
-def _finite(value: Any) -> Any:
-    """null for a number that is not finite."""
+def _plain(value: Any) -> Any:
+    """null for a number that is not finite; a text of the file without invisible characters."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return one_line(brief(value))
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_plain(one) for one in value]
     return value

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scaledot.printable import one_line
 from scaledot.watch.reading import LOSS, PHASES, WATCH_COST, Phase
-from scaledot.watch.store import News, RunReader, Segment, Series, Step
+from scaledot.watch.store import News, Segment, Series, Step
 from scaledot.watch.top import health
+from scaledot.watch.top.opening import open_run
 
 FIELDS = health.VITALS
 NONFINITE = "nonfinite"
@@ -51,7 +53,7 @@ class RunFeed:
     """One phase and one vital of a run. Raises StoreError whenever there is no run to read."""
 
     def __init__(self, path: Path, phase: Phase | None = None) -> None:
-        self._reader = RunReader(path)
+        self._reader = open_run(path)
         # The follower first: what is written in between is seen twice rather than never.
         self._follower = self._reader.follow(from_start=False)
         self.path = self._reader.path
@@ -61,6 +63,7 @@ class RunFeed:
         only_eval: bool = self.phases == ["eval"]
         self.phase: Phase = phase or ("eval" if only_eval else "train")
         self.layers = self._reader.layers(self.phase)
+        self.shown = {one_line(name): name for name in self.layers}  # as a page is sent them
         cost = self._reader.scalars(WATCH_COST).newest()
         self.cost = float(cost.values[-1]) if len(cost) else None
         self._times: deque[tuple[int, float]] = deque(maxlen=9)  # the last steps and when
@@ -89,12 +92,10 @@ class RunFeed:
 
     def table(self, vital: str) -> Table:
         """The whole run, thinned out evenly where it is long."""
+        most = self.most_steps
         found = {
-            layer: (
-                measured[vital].steps,
-                _told(measured[vital].values, measured[NONFINITE].values),
-            )
-            for layer, measured in self._read([vital, NONFINITE], self.most_steps).items()
+            layer: _shown(_masked(read, most), vital)
+            for layer, read in self._read([vital, NONFINITE], most).items()
         }
         steps = sorted({step for own, _ in found.values() for step in own.tolist()})
         place = {step: row for row, step in enumerate(steps)}
@@ -131,7 +132,7 @@ class RunFeed:
 
     def history(self, layer: str, head: int) -> dict[str, Any]:
         """Every vital of one head: `steps`, and under `fields` a list for each."""
-        found = self._read(FIELDS, HISTORY_STEPS, [layer])[layer]
+        found = _masked(self._read(FIELDS, HISTORY_STEPS, [layer])[layer], HISTORY_STEPS)
         return {
             "layer": layer,
             "head": head,
@@ -158,7 +159,7 @@ class RunFeed:
     def _read(
         self, vitals: Sequence[str], most: int, layers: Sequence[str] | None = None
     ) -> dict[str, dict[str, Series]]:
-        """By layer and vital, [n, heads] over the same steps; NaN where a head had no row."""
+        """By layer and vital, [n, heads], as it is stored."""
         for _ in range(TRIES):
             # Each is read at a moment of its own: the run may have grown in between.
             every = {
@@ -171,7 +172,7 @@ class RunFeed:
             read = {name: {vital: every[vital][name] for vital in every} for name in names}
             if all(_same_steps(one.values()) for one in read.values()):
                 break
-        return {name: _masked(one, most) for name, one in read.items()}
+        return read
 
     def _is_another(self, news: News, steps: list[Step]) -> bool:
         """Another run, a continuation from an earlier step, or other layers than before."""
@@ -222,13 +223,19 @@ def _told(values: np.ndarray, nonfinite: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values) & (nonfinite > 0), np.inf, values)
 
 
+def _shown(measured: dict[str, Series], vital: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and numbers of one vital, float32 [steps, heads]."""
+    told = _told(measured[vital].values, measured[NONFINITE].values)
+    return measured[vital].steps, told.astype(np.float32)
+
+
 def _same_steps(read: Iterable[Series]) -> bool:
     first, *rest = read
     return all(np.array_equal(first.steps, other.steps) for other in rest)
 
 
 def _masked(read: dict[str, Series], most: int) -> dict[str, Series]:
-    """Without what a continuation repeats, in the steps that all have."""
+    """Without what a continuation repeats, in the steps that all have; NaN: a head had no row."""
     newest = {vital: series.newest() for vital, series in read.items()}
     common = functools.reduce(np.intersect1d, [series.steps for series in newest.values()])
     kept = {

@@ -1,23 +1,25 @@
 """Starting the server: a port, a token, the browser."""
 
+import contextlib
 import logging
 import secrets
 import socket
 import sys
-import threading
-import webbrowser
 from pathlib import Path
 
 import uvicorn
 
 from scaledot.lab.server.app import make_app
+from scaledot.lab.server.connections import Connection
 from scaledot.lab.server.gate import Gate
 from scaledot.lab.server.messages import LARGEST
+from scaledot.lab.server.open_page import opened
 from scaledot.lab.server.page import PageFile
-from scaledot.watch.store import RunReader, StoreError
+from scaledot.printable import complain, make_visible
+from scaledot.watch.store import StoreError
+from scaledot.watch.top.opening import open_run
 
 LOOPBACK = "127.0.0.1"
-CONNECTIONS = 64  # more than any person has tabs of one page open
 
 
 class CannotServe(Exception):
@@ -41,9 +43,8 @@ def serve(
         address = f"http://{LOOPBACK}:{number}/{token}/{_state(lang, path)}"
         print(address)
         print("This address is for you alone. Ctrl-C stops the lab.", flush=True)
-        if browser:  # in a thread: a browser in a terminal returns when it is closed
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        server.run(sockets=[listener])
+        with opened(address) if browser else contextlib.nullcontext():
+            server.run(sockets=[listener])
     return 0
 
 
@@ -56,14 +57,16 @@ def _state(lang: str, run: Path | None) -> str:
 
 def configuration(app: Gate) -> uvicorn.Config:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:  # uvicorn's lines pass them, too
+        make_visible(handler)
+    logging.getLogger("uvicorn.error").addFilter(_in_one_line)
     return uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="websockets-sansio",
         ws_max_size=LARGEST,
         ws_per_message_deflate=False,  # a loopback address is faster than zlib
         lifespan="on",
-        limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=1,
         server_header=False,
         date_header=False,
@@ -71,6 +74,13 @@ def configuration(app: Gate) -> uvicorn.Config:
         log_config=None,
         log_level="warning",
     )
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """A message that is not UTF-8 is a mistake of the sender: no traceback of the server's."""
+    if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+        record.exc_info = None
+    return True
 
 
 def listening(port: int | None) -> socket.socket:
@@ -93,9 +103,9 @@ def _run(path: Path) -> Path:
     """A run that does not exist yet may come; what exists must be one."""
     path = path.absolute()
     if not path.exists():
-        print(f"scaledot lab: no run at {path} yet; the monitor waits for it", file=sys.stderr)
+        complain("scaledot lab", f"no run at {path} yet; the monitor waits for it")
         return path
     try:
-        return RunReader(path).path
+        return open_run(path).path
     except StoreError as error:
         raise CannotServe(str(error)) from error

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from scaledot.watch.alarms.advice import advice_for
+
 Grade = Literal["note", "warn", "act"]
 GRADES: tuple[Grade, ...] = get_args(Grade)  # from the mildest to the gravest
 
@@ -34,11 +36,12 @@ def as_json(alarm: Alarm) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Alarm:
-    """What `as_json` gave."""
+    """Read what `as_json` gave. The advice is the declared one: a file gives no command to type."""
     named = dict(data)
     for name in ("value", "threshold", "rate"):
         named[name] = None if data[name] is None else float(data[name])
     named["heads"] = tuple(data["heads"])
+    named["advice"] = advice_for(named["kind"], named["grade"])
     return Alarm(**named)
 
 

@@ -99,12 +99,13 @@ def of_run(reader: Any, rules: Mapping[str, Rule] = RULES) -> list[Alarm]:
     """The alarms that a run's store gives when it is read again, perhaps with other thresholds.
 
     reader: a `store.RunReader`. A continued run is judged anew from where it was continued, and the
-    steps that came again by the last of them.
+    steps that came again by the last of them. The advice names no script: the store's own words are
+    no command to type.
     """
-    command, starts = reader.attributes.command, reader.starts()
+    starts = reader.starts()
     alarms: list[Alarm] = []
     for segment, steps in groupby(reader.steps("train"), key=lambda step: step.segment):
-        judge, end = Judge(rules, command), replaced_from(starts, segment)
+        judge, end = Judge(rules), replaced_from(starts, segment)
         for step in steps:
             if step.step < end:
                 alarms += judge.read_step(step.readings)

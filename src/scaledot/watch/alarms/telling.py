@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from scaledot.printable import one_line
 from scaledot.watch.alarms.alarm import Alarm, Grade, as_json, at_least
 from scaledot.watch.alarms.words import line
 
@@ -63,7 +64,7 @@ class Telling:
         key = first.kind, first.grade
         if key not in self._said and (first.grade != "note" or self._ends(first)):
             self._said.add(key)
-            self._say(line(alike))
+            self._say(one_line(line(alike)))
 
     def _ends(self, alarm: Alarm) -> bool:
         return self._fail_on is not None and at_least(alarm.grade, self._fail_on)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scaledot.watch.alarms.advice import SCRIPT, advice_for
 from scaledot.watch.alarms.alarm import GRADES, Alarm
 from scaledot.watch.alarms.findings import Finding
 from scaledot.watch.alarms.heads import Heads
@@ -18,10 +19,10 @@ def tell(finding: Finding, step: int, heads: Heads, command: Sequence[str]) -> A
     columns = np.arange(where.columns.start, where.columns.stop)[where.heads]
     one = len(where.heads) == 1
     rate = float(heads.trend.slope[columns].max()) if finding.kind in GROWING else None
-    words, advice = TOLD[finding.kind](finding, heads, columns, shlex.join(command) or "SCRIPT")
+    grade = GRADES[finding.grade]
     return Alarm(
         step=step,
-        grade=GRADES[finding.grade],
+        grade=grade,
         kind=finding.kind,
         layer=where.layer,
         head=int(where.heads[0]) if one else None,
@@ -29,8 +30,8 @@ def tell(finding: Finding, step: int, heads: Heads, command: Sequence[str]) -> A
         threshold=finding.threshold,
         since=finding.since,
         rate=rate,
-        words=words,
-        advice=advice,
+        words=WORDS[finding.kind](finding, heads, columns),
+        advice=advice_for(finding.kind, grade, shlex.join(command) or SCRIPT),
         heads=tuple(where.heads.tolist()),
     )
 
@@ -43,68 +44,58 @@ def line(alarms: Sequence[Alarm]) -> str:
     return f"{first.grade}, step {first.step:,}: {first.words}{more} -> {first.advice}"
 
 
-def _collapse(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+def _collapse(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     lead = columns[np.argmax(heads.trend.slope[columns])]
     score, passes = float(heads.score[columns].max()), float(heads.passes[columns].mean())
-    words = (
+    return (
         f"{_named(finding, columns, heads)}: scores run away and the softmax closes since step "
         f"{finding.since:,}; largest score {_short(score)}, {_speed(heads, lead)}, passes "
         f"{_short(passes)}. A closed softmax no longer learns where to look; the loss tells later"
     )
-    return words, f"scaledot run --remedy qk-clip:100 {script}"
 
 
-def _growth(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
+def _growth(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     words = (
         f"{_named(finding, columns, heads)}: largest score {_short(finding.value)}, above "
         f"{_short(finding.threshold)} and {_speed(heads, columns[0])} since step {finding.since:,}"
     )
     if GRADES[finding.grade] == "note":
-        return f"{words}. Healthy runs do this too", "scaledot top"
-    return (
-        f"{words}. Scores of this size have ended trainings",
-        f"scaledot run --remedy qk-clip:100 {script}",
-    )
+        return f"{words}. Healthy runs do this too"
+    return f"{words}. Scores of this size have ended trainings"
 
 
-def _saturation(
-    finding: Finding, heads: Heads, columns: np.ndarray, script: str
-) -> tuple[str, str]:
+def _saturation(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     passes = float(heads.passes[columns].mean())
-    words = (
+    return (
         f"{_named(finding, columns, heads)}: one-hot since step {finding.since:,} (passes "
         f"{_short(passes)}), as {finding.value:.0%} of the model's heads are. So many heads have "
         "stopped choosing; is the division by sqrt(d_k) there, and the learning rate right?"
     )
-    return words, f"scaledot run --remedy qk-norm {script}"
 
 
-def _fading(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
-    words = (
+def _fading(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
+    return (
         f"{_named(finding, columns, heads)}: looks at everything alike since step "
         f"{finding.since:,}. After warm-up a head should choose; scores divided twice, by d_k, or "
         "a learning rate too low for q and k do this"
     )
-    return words, "scaledot.attention(q, k, v, scale='sqrt_dk')"
 
 
-def _broken(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
-    words = (
+def _broken(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
+    return (
         f"{_named(finding, columns, heads)}: {finding.value:,.0f} rows hold NaN or inf. What "
         "follows is not to be trusted; go back to the last checkpoint before this step"
     )
-    return words, "torch.autograd.set_detect_anomaly(True)"
 
 
-def _sink(finding: Finding, heads: Heads, columns: np.ndarray, script: str) -> tuple[str, str]:
-    words = (
+def _sink(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
+    return (
         f"{_named(finding, columns, heads)}: a sink since step {finding.since:,}, up to "
         f"{finding.value:.0%} of the weight on the first key. That is common and no illness"
     )
-    return words, "nothing to do"
 
 
-TOLD: dict[str, Callable[[Finding, Heads, np.ndarray, str], tuple[str, str]]] = {
+WORDS: dict[str, Callable[[Finding, Heads, np.ndarray], str]] = {
     "collapse": _collapse,
     "growth": _growth,
     "saturation": _saturation,

@@ -2,10 +2,10 @@
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 
+from scaledot.printable import complain, one_line
 from scaledot.watch.check.subject import CannotRead, Say
 
 SHOWN = 12  # heads in the table
@@ -51,20 +51,18 @@ def run(args: argparse.Namespace) -> int:
 
             examination = examine(subject)
     except CannotRead as error:
-        print(f"scaledot check: {error}", file=sys.stderr)
+        complain("scaledot check", *str(error).split("\n"))
         return 2
     if args.json:
+        from scaledot.terminal import print_json
         from scaledot.watch.check.data import as_data
 
-        json.dump(as_data(examination, args.model, args.top), sys.stdout, allow_nan=False, indent=2)
-        print()
+        print_json(as_data(examination, args.model, args.top))
     else:
-        from rich.console import Console
-
+        from scaledot.terminal import Console
         from scaledot.watch.check.show import show
 
-        console = Console(markup=False, emoji=False, highlight=False)
-        show(examination, args.model, SHOWN if args.top is None else args.top, console)
+        show(examination, args.model, SHOWN if args.top is None else args.top, Console())
     return 0 if examination.healthy else 1
 
 
@@ -72,12 +70,14 @@ def run(args: argparse.Namespace) -> int:
 def _progress() -> Iterator[Say]:
     """A line on standard error that says what is being waited for; in a terminal it disappears."""
     if not sys.stderr.isatty():
-        yield lambda line: print(f"scaledot check: {line}", file=sys.stderr, flush=True)
+        yield lambda line: complain("scaledot check", line)
         return
-    from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True, markup=False).status("starting") as status:
-        yield status.update
+    from scaledot.terminal import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield lambda line: status.update(Text(one_line(line)))  # a str would be read as markup
 
 
 def _number(text: str) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scaledot.printable import typed
 from scaledot.watch.check.subject import CannotRead, Say, Subject
 from scaledot.watch.check.text import read_text
 
@@ -49,7 +50,7 @@ def _refuse_what_is_no_model(folder: Path) -> None:
     ]
     inside = [path for path in inside if _weights(path) or _pickles(path)]
     hint = (
-        f"did you mean: scaledot check {shlex.quote(str(max(inside, key=_age)))}"
+        f"did you mean: scaledot check {typed(max(inside, key=_age))}"
         if inside
         else "give a folder that model.save_pretrained(FOLDER) wrote"
     )
@@ -82,7 +83,7 @@ def _refuse_pickle(folder: Path) -> None:
         f"{folder} holds its weights only as {pickles[0].name}, a pickle, which can run code when "
         f"it is opened; check reads safetensors alone. If you trust whoever made it, convert it "
         f"once:\n  python -c {shlex.quote(program)}\n"
-        f"then type: scaledot check {shlex.quote(new)}"
+        f"then type: scaledot check {typed(new)}"
     )
 
 

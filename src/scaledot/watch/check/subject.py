@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from scaledot.printable import typed
+
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 Say = Callable[[str], None]  # takes the line that tells what is being waited for
@@ -34,8 +36,8 @@ def subject_of(name: str, text: str | None, say: Say) -> Subject:
 
         return open_folder(Path(name), text, say)
     if os.path.exists(name):
-        parent = Path(name).parent
-        raise CannotRead(f"{name} is a file; give the folder it lies in: scaledot check {parent}")
+        folder = typed(Path(name).parent)
+        raise CannotRead(f"{name} is a file; give the folder it lies in: scaledot check {folder}")
     if FUNCTION.fullmatch(name):
         from scaledot.watch.check.function import call_function
 
@@ -49,7 +51,7 @@ def subject_of(name: str, text: str | None, say: Say) -> Subject:
 
 def _no_such(name: str) -> str:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        folder = name.rpartition("/")[2]
+        folder = typed(name.rpartition("/")[2])
         return (
             f"there is no folder {name} here, and check opens no network; if it is a model of the "
             f"Hugging Face hub, download it first: hf download {name} --local-dir {folder}\n"

@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from scaledot.measure import BANDS
+from scaledot.printable import one_line
 from scaledot.watch.check.examine import Examination
 from scaledot.watch.check.heads import POSITIONAL_ABOVE, SINK_ABOVE, Head
 
@@ -162,4 +163,4 @@ def short_names(layers: list[str]) -> Names:
 def shown(path: str) -> str:
     """As short as it can be typed here."""
     short = os.path.relpath(path)
-    return short if len(short) < len(path) else path
+    return one_line(short if len(short) < len(path) else path)

@@ -92,6 +92,7 @@ def written_since(started, store):
 
 
 def say(line):
+    line = "".join(one if one.isprintable() else "\ufffd" for one in line)  # no escapes
     try:
         sys.stderr.write(f"scaledot: {line}\n")
         sys.stderr.flush()

@@ -7,14 +7,13 @@ map are one small PNG inside it.
 """
 
 import argparse
-import json
 import os
 import sqlite3
-import sys
 from pathlib import Path
 
-from rich.console import Console
-
+from scaledot.atomic_file import write_atomically
+from scaledot.printable import complain, one_line
+from scaledot.terminal import Console, print_json
 from scaledot.watch.report import compare, data, facts, page, terminal
 from scaledot.watch.report.facts import Facts
 from scaledot.watch.report.verdict import Verdict, verdict_of
@@ -37,32 +36,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if len(args.runs) > 2:
-        print("scaledot report: give one run, or two to compare", file=sys.stderr)
+        complain("scaledot report", "give one run, or two to compare")
         return 2
     try:
         found = [examine(path) for path in args.runs or [newest(Path())]]
-    except (StoreError, sqlite3.Error, ValueError) as error:
-        print(f"scaledot report: {error}", file=sys.stderr)
+    except (StoreError, sqlite3.Error, OSError, ValueError) as error:
+        complain("scaledot report", error)
         return 1
     written = 0
     if args.html is not None:
         try:
             written = write_page(found, args.html)
         except OSError as error:
-            print(f"scaledot report: cannot write {args.html}: {error.strerror}", file=sys.stderr)
+            complain("scaledot report", f"cannot write {args.html}: {error.strerror}")
             return 1
     if args.json:
         content = data.as_data(*found[0]) if len(found) == 1 else compare.compare_data(*found)
-        json.dump(content, sys.stdout, indent=2, allow_nan=False)
-        print()
+        print_json(content)
         return 0
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = Console()
     if len(found) == 1:
         terminal.show(*found[0], console, written=bool(written))
     else:
         terminal.show_two(found, compare.rows_of(found[0][0], found[1][0]), console)
     if written:
-        console.print(f"Page: {args.html} ({written / 1000:,.0f} kB)")
+        console.print(f"Page: {one_line(str(args.html))} ({written / 1000:,.0f} kB)")
     return 0
 
 
@@ -76,11 +74,5 @@ def write_page(runs: list[tuple[Facts, Verdict]], target: Path) -> int:
     """One run's page or two runs' comparison; returns its size in bytes."""
     text = page.page(*runs[0]) if len(runs) == 1 else compare.compare_page(*runs)
     content = text.encode("utf-8", errors="replace")
-    # A page that is half written is never seen: it takes the name when it is whole.
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes(content)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(target, content)
     return len(content)

@@ -1,5 +1,6 @@
 """Everything a report says of one run, as plain records: terminal, page and JSON show them."""
 
+import dataclasses
 import os
 import re
 import time
@@ -19,7 +20,12 @@ from scaledot.watch.report.history import History, Layer, read_history
 from scaledot.watch.report.remedy import CLOSING, Remedy, remedies_for
 from scaledot.watch.store import RunReader, Segment, Series
 from scaledot.watch.store.records import replaced_from
+from scaledot.watch.top.opening import open_run
+from scaledot.watch.top.words import brief
 
+MOST_REMEDIES = 10  # that were at work and are named
+MOST_CRASHES = 20
+LATEST = 2**53  # a step beyond is none, and cannot be drawn
 FINAL = 30  # losses whose mean is called the final loss; of a short run a tenth
 
 
@@ -87,7 +93,7 @@ class Facts:
 
 def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
     """Raises StoreError where there is no run, or none that this version understands."""
-    reader = RunReader(path)
+    reader = open_run(path)
     segments = reader.segments()
     history = read_history(reader)
     steps = history.steps
@@ -96,7 +102,7 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
     attributes = segments[-1].attributes if segments else reading.RunAttributes()
     start = _start(history, alarms)
     rates = reader.scalars(reading.LEARNING_RATE).newest(starts)
-    coverage = str(attributes.more.get("coverage", ""))
+    coverage = brief(str(attributes.more.get("coverage", "")))
     return Facts(
         path=str(reader.path),
         attributes=attributes,
@@ -122,26 +128,30 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         replaced=_replaced(reader, starts),
         coverage=coverage,
         watched=watched_in(coverage),
-        cadence=str(attributes.more.get("cadence", "")),
+        cadence=brief(str(attributes.more.get("cadence", ""))),
         high=int(outside(history.last("max_logit"), "max_logit").sum()),
         closed=int(outside(history.last("passes"), "passes").sum()),
         broken=int((history.last("nonfinite") > 0).sum()),
         broken_since=_broken_since(history),
         peak=_peak(history),
         remedies=remedies_for(alarms),
-        at_work=list(attributes.more.get(reading.REMEDIES, ())),
+        at_work=list(attributes.more.get(reading.REMEDIES, ())[:MOST_REMEDIES]),
     )
 
 
 def _crashes(segments: list[Segment], starts: Mapping[int, int]) -> list[Crash]:
     """How the last segment ended, and losses that were no number and still count."""
-    return [
-        found
+    found = [
+        dataclasses.replace(found, words=brief(found.words))
         for segment in segments
         for found in crash.from_note(segment.attributes.more.get(crash.NOTE))
-        if segment is segments[-1]
-        or (found.kind == "loss" and found.step < replaced_from(starts, segment.id))
+        if abs(found.step) < LATEST
+        and (
+            segment is segments[-1]
+            or (found.kind == "loss" and found.step < replaced_from(starts, segment.id))
+        )
     ]
+    return found[-MOST_CRASHES:]
 
 
 def _replaced(reader: RunReader, starts: Mapping[int, int]) -> int:

@@ -16,6 +16,7 @@ from scaledot.watch.report.words import number
 
 WIDTH, HEIGHT = 600, 160  # of a chart's own coordinates; the page stretches them
 MOST_LABELS = 6
+LARGEST, SMALLEST = 1e100, 1e-100  # that an axis holds: beyond, its own numbers overflow
 POINTS = 400  # of a line
 
 
@@ -137,7 +138,8 @@ def figure(
 
 
 def axis_of(numbers: np.ndarray, log: bool, edge: float | None = None) -> Axis | None:
-    known = numbers[np.isfinite(numbers) & ((numbers > 0) | (not log))]
+    drawable = np.abs(numbers) < LARGEST  # and no NaN
+    known = numbers[drawable & ((numbers > SMALLEST) | (not log))]
     if not known.size:
         return None
     low, high = float(known.min()), float(known.max())
@@ -145,7 +147,8 @@ def axis_of(numbers: np.ndarray, log: bool, edge: float | None = None) -> Axis |
         low, high = min(low, edge), max(high, edge)
     if log:
         return Axis(low / 1.25, high * 1.25, True)
-    room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    room = 0.06 * (high - low) or abs(high) * 0.1
+    room = room if room > SMALLEST else 1.0
     bottom = low - room
     return Axis(max(0.0, bottom) if low >= 0 else bottom, high + room)
 

@@ -49,12 +49,12 @@ def moments(history: History, vital: str, steps: Sequence[int] | None = None) ->
     maps = []
     widest = max(layer.heads for layer in history.layers)
     for step in steps:
-        cells = np.full((len(history.layers), widest), scales.NOTHING, np.uint8)
-        for row, layer in zip(cells, history.layers, strict=True):
-            values = at_step(layer, vital, step)
-            row[: layer.heads] = scales.cells_of(
-                values, SCALES[vital], at_step(layer, "nonfinite", step) > 0
-            )
+        values = np.full((len(history.layers), widest), np.nan)
+        broken = np.zeros(values.shape, bool)
+        for row, ill, layer in zip(values, broken, history.layers, strict=True):
+            row[: layer.heads] = at_step(layer, vital, step)
+            ill[: layer.heads] = at_step(layer, "nonfinite", step) > 0
+        cells = scales.cells_of(values, SCALES[vital], broken)
         words = f"{SCALES[vital].title} of {len(cells)} layers x {widest} heads at step {step:,}"
         shape = f"aspect-ratio:{max(widest / len(cells), 0.5):.3f}"
         maps.append(

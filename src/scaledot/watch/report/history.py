@@ -17,7 +17,9 @@ LARGER_IS_WORSE = {"max_logit": True, "passes": False, "entropy_ratio": False}
 # so of the largest logit every reading counts, up to a size that is no run of today's.
 MOST_PEAKS = 2**25
 MOST_OTHERS = 2**18
-FEWEST = 64  # readings, however many heads there are
+BYTES_A_PEAK = 8  # of the file: a head's reading takes a hundred, packed well some twenty
+FEWEST, LEAST = 64, 16  # readings, however many heads there are; of very many heads
+MOST_OF_FEWEST = 2**19
 COLUMNS = 240  # of a picture: more than a page shows apart
 
 
@@ -78,13 +80,15 @@ def read_history(
     reader: RunReader, most_peaks: int = MOST_PEAKS, most_others: int = MOST_OTHERS
 ) -> History:
     """Training, or evaluation where there is no training."""
+    most_peaks = min(most_peaks, max(MOST_OTHERS, reader.path.stat().st_size // BYTES_A_PEAK))
     starts = reader.starts()
     for phase in PHASES:
         heads = sum(reader.layers(phase).values())
         if not heads:
             continue
-        peaks = reader.vital("max_logit", phase, most=max(FEWEST, most_peaks // heads))
-        most = max(FEWEST, most_others // heads)
+        fewest = max(LEAST, min(FEWEST, MOST_OF_FEWEST // heads))
+        peaks = reader.vital("max_logit", phase, most=max(fewest, most_peaks // heads))
+        most = max(fewest, most_others // heads)
         others = {vital: reader.vital(vital, phase, most=most) for vital in ("rows", *OTHERS)}
         layers = [
             _layer(name, found, {v: one[name] for v, one in others.items() if name in one}, starts)

@@ -8,19 +8,22 @@ from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms import of_run
 from scaledot.watch.alarms.alarm import GRADES, Alarm
 from scaledot.watch.reading import Phase, Reading, RunAttributes
-from scaledot.watch.report.history import History, Layer
+from scaledot.watch.report.history import OTHERS, History, Layer
 from scaledot.watch.store import RunReader, Step
 
-# Heads times readings that are judged now; a longer run is judged at evenly chosen readings, for
-# nobody waits a minute for a report.
+# What is judged now: heads times readings, and layers times readings, a reading itself as much as
+# some layers. Of a longer run evenly chosen readings are judged: a report takes seconds.
 MOST = 2**17
+MOST_LAYERS = 2**13
+A_READING = 5
+MOST_GROUPS = 40  # of alarms: there are six kinds and three grades
 
 
 def alarms_of(reader: RunReader, history: History) -> tuple[list[Alarm], str]:
     """In the order of steps, and where they come from."""
     if reader.judged:
         return reader.alarms(), "raised while the run was trained"
-    if history.heads * history.readings <= MOST:
+    if history.readings <= _most_readings(history):
         return of_run(reader), "judged now, from all readings in the store"
     some = _Some(history, reader.attributes)
     return of_run(some), (
@@ -35,7 +38,12 @@ def grouped(alarms: Iterable[Alarm]) -> list[list[Alarm]]:
     in_order = sorted(alarms, key=lambda alarm: (-GRADES.index(alarm.grade), alarm.step))
     for alarm in in_order:
         groups.setdefault((alarm.grade, alarm.kind), []).append(alarm)
-    return list(groups.values())
+    return list(groups.values())[:MOST_GROUPS]
+
+
+def _most_readings(history: History) -> int:
+    by_layers = MOST_LAYERS // (A_READING + len(history.layers))
+    return min(MOST // max(history.heads, 1), by_layers)
 
 
 class _Some:
@@ -45,33 +53,33 @@ class _Some:
         self.attributes = attributes
         self._layers = history.layers if history.phase == "train" else []
         every = np.unique(np.concatenate([x.series["passes"].steps for x in history.layers]))
-        self.number = min(len(every), max(2, MOST // history.heads))
+        self.number = min(len(every), max(2, _most_readings(history)))
         self._chosen = every[np.linspace(0, len(every) - 1, self.number).round().astype(np.int64)]
 
     def starts(self) -> dict[int, int]:
         return {}  # what was replaced is not in the history
 
     def steps(self, phase: Phase) -> Iterator[Step]:
-        floats = {layer.name: _numbers(layer) for layer in self._layers}
+        every = {layer.name: _numbers(layer, self._chosen) for layer in self._layers}
         for step in self._chosen.tolist():
             readings = []
             for layer in self._layers:
-                series = layer.series["passes"]
-                place = int(np.searchsorted(series.steps, step))
-                if place < len(series) and series.steps[place] == step:
-                    found, counts = floats[layer.name]
+                steps, floats, counts = every[layer.name]
+                place = int(np.searchsorted(steps, step))
+                if place < len(steps) and steps[place] == step:
                     readings.append(
                         Reading.trusted(
-                            step, phase, 0.0, layer.name, found[:, place], counts[:, place]
+                            step, phase, 0.0, layer.name, floats[:, place], counts[:, place]
                         )
                     )
             yield Step(0, step, phase, 0.0, tuple(readings))
 
 
-def _numbers(layer: Layer) -> tuple[np.ndarray, np.ndarray]:
-    """[fields, readings, heads] of the vitals that the rules look at; the others stay 0."""
-    series = layer.series
-    passes, peaks = series["passes"], series["max_logit"]
+def _numbers(layer: Layer, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, and [fields, steps, heads] of what the rules look at; the other fields stay 0."""
+    places = np.flatnonzero(np.isin(layer.series["passes"].steps, chosen))
+    series = {name: layer.series[name].at(places) for name in OTHERS}
+    passes, peaks = series["passes"], layer.series["max_logit"]
     shape = (len(passes), layer.heads)
     floats = np.zeros((len(FLOAT_FIELDS), *shape), np.float32)
     counts = np.zeros((len(COUNT_FIELDS), *shape), np.int64)
@@ -85,4 +93,4 @@ def _numbers(layer: Layer) -> tuple[np.ndarray, np.ndarray]:
         floats[FLOAT_FIELDS.index(name)] = values
     counts[COUNT_FIELDS.index("rows")] = ~np.isnan(passes.values)
     counts[COUNT_FIELDS.index("nonfinite")] = np.nan_to_num(series["nonfinite"].values)
-    return floats, counts
+    return passes.steps, floats, counts

@@ -18,9 +18,11 @@ from scaledot.watch.report.remedy import Remedy
 from scaledot.watch.report.scales import SCALES
 from scaledot.watch.report.verdict import Verdict
 from scaledot.watch.report.words import count, number, sentence, share
+from scaledot.watch.top.words import brief
 
 # Nothing may be fetched, whatever the names in a store look like; styles and pictures are inside.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+MOST_ATTRIBUTES = 60
 MOST_ALARMS = 12  # of a grade and a kind that are listed
 SIGNS = {"broken": "✖", "sick": "✖", "watch": "▲", "healthy": "✔", "unknown": "?"}
 GRADES = {"act": "✖ act", "warn": "▲ warn", "note": "· note"}
@@ -324,19 +326,21 @@ def _group(alarms: list[Alarm]) -> Markup:
         element(
             "p",
             element("span", GRADES[first.grade], class_=f"grade {first.grade}"),
-            f" · {first.kind} · {when}",
+            f" · {brief(first.kind)} · {when}",
         ),
         element(
             "ul",
             [
-                element("li", f"Step {one.step:,}: {sentence(one.words)}")
+                element("li", f"Step {one.step:,}: {sentence(brief(one.words))}")
                 for one in alarms[:MOST_ALARMS]
             ],
             element("li", f"{count(more, 'further alarm')}; `--json` lists all.")
             if more > 0
             else None,
         ),
-        element("pre", element("code", first.advice)) if first.grade != "note" else None,
+        element("pre", element("code", first.advice))
+        if first.grade != "note" and first.advice
+        else None,
     )
 
 
@@ -401,7 +405,8 @@ def attributes_of(facts: Facts) -> dict[str, str]:
             if isinstance(value, str | int | float) and name not in ("coverage", "cadence")
         },
     }
-    return {name: value for name, value in named.items() if value}
+    shown = [(brief(name), brief(value)) for name, value in named.items() if value]
+    return dict(shown[:MOST_ATTRIBUTES])
 
 
 def table(

@@ -1,15 +1,15 @@
 """What to do about it: remedies for the alarms, what each changes, what it did before."""
 
-import re
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scaledot.watch.alarms.advice import SCRIPT, remedy_for
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.report.evidence import evidence_for
 
 CLOSING = ("collapse", "growth", "saturation")  # kinds of alarm that end in a closed softmax
 CURABLE = (*CLOSING, "fading")
-FLAG = re.compile(r"--remedy[ =](\S+)")
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,14 @@ def remedies_for(alarms: Iterable[Alarm]) -> list[Remedy]:
     # Late: a healthy run needs none of it, and the probes behind it take a second to load.
     from scaledot.watch.remedies import propose
 
-    proposed = {str(one.remedy): one for one in propose(_Anybody(), grave)}
-    commands: dict[str, str] = {}
-    for alarm in sorted(grave, key=lambda alarm: (alarm.grade, alarm.step)):  # act before warn
-        found = FLAG.search(alarm.advice)
-        if found is not None:
-            commands.setdefault(found[1], alarm.advice)
-    for name, one in proposed.items():
-        commands.setdefault(name, one.command)
+    # Without heads: the code that is proposed then names no layer, which is a word of the store's.
+    nameless = [dataclasses.replace(alarm, head=None, heads=()) for alarm in grave]
+    proposed = {str(one.remedy): one for one in propose(_Anybody(), nameless)}
+    in_order = sorted(grave, key=lambda alarm: (alarm.grade, alarm.step))  # act before warn
+    advised = [remedy_for(alarm.kind, alarm.grade) for alarm in in_order]
     codes = {name: one.code for name, one in proposed.items()}
-    found = [_remedy(name, command, codes.get(name, "")) for name, command in commands.items()]
-    return [one for one in found if one is not None]
+    names = dict.fromkeys([*filter(None, advised), *proposed])
+    return [_remedy(name, codes.get(name, "")) for name in names]
 
 
 class _Anybody:
@@ -51,13 +48,17 @@ class _Anybody:
     model = None
 
 
-def _remedy(name: str, command: str, code: str) -> Remedy | None:
-    from scaledot.watch.remedies import RemedyError, parse
+def _remedy(name: str, code: str) -> Remedy:
+    from scaledot.watch.remedies import parse
 
-    try:
-        kind = parse(name).kind
-    except RemedyError:  # a store may come from another version, with other remedies
-        return None
+    kind = parse(name).kind
     return Remedy(
-        name, command, code, kind.changes, kind.keys, kind.promise, kind.source, evidence_for(name)
+        name,
+        f"scaledot run --remedy {name} {SCRIPT}",
+        code,
+        kind.changes,
+        kind.keys,
+        kind.promise,
+        kind.source,
+        evidence_for(name),
     )

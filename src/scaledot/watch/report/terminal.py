@@ -1,13 +1,13 @@
 """The report in a terminal: the verdict, the story, the worst heads and what to type next."""
 
 import os
-import shlex
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scaledot.printable import one_line, typed
+from scaledot.terminal import Console
 from scaledot.watch.report.compare import CHANCE, Row
 from scaledot.watch.report.facts import Facts
 from scaledot.watch.report.judged import grouped
@@ -15,6 +15,7 @@ from scaledot.watch.report.page import GRADES, SIGNS
 from scaledot.watch.report.verdict import Verdict
 from scaledot.watch.report.words import count, number, sentence, share
 from scaledot.watch.top import curve
+from scaledot.watch.top.words import brief
 
 COLOURS = {
     "broken": "red",
@@ -32,18 +33,19 @@ def show(facts: Facts, verdict: Verdict, console: Console, written: bool = False
     """written: the page is there already."""
     width = min(console.width, WIDEST)
     console.print(_headline(facts, verdict), width=width)
-    for block in (" ".join(verdict.sentences), *_alarms(facts)):
+    for block in (Text(one_line(" ".join(verdict.sentences))), *_alarms(facts)):
         if block:
             console.print(Text(), block, sep="\n", width=width)
     if facts.worst:
         console.print(Text(), _heads(facts), sep="\n", width=width)
+    console.print()
     for line in (_watch(facts), *verdict.unknown):
-        console.print(Text(line, "dim"), width=width)
+        console.print(Text(one_line(line), "dim"), width=width)
     if facts.remedies:
         console.print(Text("\nTo try next:"), width=width)
         console.print(Text(f"  {facts.remedies[0].command}", "green"), soft_wrap=True)
     if not written:
-        line = f"  scaledot report {shlex.quote(_shown(facts.path))} --html report.html"
+        line = f"  scaledot report {typed(_shown(facts.path))} --html report.html"
         console.print(Text("The whole story, with pictures:"), width=width)
         console.print(Text(line, "green"), soft_wrap=True)
 
@@ -66,8 +68,8 @@ def _headline(facts: Facts, verdict: Verdict) -> Text:
             f"{SIGNS[verdict.state]} {verdict.name}{verdict.since}. ",
             f"bold {COLOURS[verdict.state]}",
         ),
-        (verdict.headline, "bold"),
-        (f"  ({facts.name})", "dim"),
+        (one_line(verdict.headline), "bold"),
+        (f"  ({one_line(facts.name)})", "dim"),
     )
 
 
@@ -76,7 +78,7 @@ def _alarms(facts: Facts) -> list[Text]:
     return [
         Text.assemble(
             (f"{GRADES[first.grade]}, step {first.step:,}: ", STYLES[first.grade]),
-            sentence(first.words),
+            one_line(sentence(brief(first.words))),
             (f" (and {count(len(rest), 'further layer')})" if rest else "", "dim"),
         )
         for first, *rest in grouped(facts.alarms)
@@ -91,7 +93,7 @@ def _heads(facts: Facts) -> Table:
     for head in facts.worst:
         line = head.curves["max_logit"]
         table.add_row(
-            f"{head.layer or 'model'} [{head.head}]{' (sink)' if head.sink else ''}",
+            f"{one_line(head.layer) or 'model'} [{head.head}]{' (sink)' if head.sink else ''}",
             number(head.last["max_logit"]),
             number(head.last["passes"]),
             "-" if head.left is None else f"{head.left:,}",
@@ -112,4 +114,4 @@ def _watch(facts: Facts) -> str:
         f"{count(facts.readings, 'reading')} of {count(facts.heads, 'head')}",
         f"the watch cost {share(facts.cost)} of the step time" if facts.cost is not None else "",
     ]
-    return "\n" + "; ".join(filter(None, parts))
+    return "; ".join(filter(None, parts))

@@ -177,7 +177,7 @@ def _condition(facts: Facts) -> str:
         what = "closed" if closed else f"scores above {edge('max_logit'):g}"
         return f"{concerned:,} of {count(facts.heads, 'head')} {verb} {what}."
     layers = list(dict.fromkeys(alarm.layer for alarm in grave if alarm.kind == kind))
-    found = KINDS.get(kind, f"{kind} in")
+    found = KINDS.get(kind, f"Alarms of the kind {kind!r} in")
     return f"{found} {listed([layer or 'the model' for layer in layers], 2)}."
 
 

@@ -7,6 +7,7 @@
 and pandas read them, also while they grow: a part appears whole or not at all.
 """
 
+import io
 import itertools
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from scaledot.atomic_file import write_atomically
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Reading, Scalar
 from scaledot.watch.sinks.background import BackgroundSink
@@ -69,14 +71,14 @@ class Parquet(BackgroundSink):
         self._readings, self._scalars, self._heads = [], [], 0
 
     def _close(self) -> None:
-        for torn in self.folder.glob("*/.part-*.parquet"):
+        for torn in self.folder.glob("*/.part-*.parquet*"):  # of a run that was killed
             torn.unlink(missing_ok=True)
 
     def _save(self, part: int, table: str, columns: dict[str, Any]) -> None:
         path = self.folder / table / f"part-{part:06d}.parquet"
-        hidden = path.with_name(f".{path.name}")  # readers of folders skip it
-        self._parquet.write_table(self._arrow.table(columns), hidden, compression="zstd")
-        hidden.replace(path)
+        content = io.BytesIO()
+        self._parquet.write_table(self._arrow.table(columns), content, compression="zstd")
+        write_atomically(path, content.getvalue())
 
 
 def _vitals_columns(readings: list[Reading]) -> dict[str, Any]:

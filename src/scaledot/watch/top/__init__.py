@@ -5,15 +5,13 @@ healthy bands in `health`) -> `picture` (lines of text: `heat`, `curve`) -> `liv
 """
 
 import argparse
-import json
 import os
 import re
 import sqlite3
-import sys
 from pathlib import Path
 
-from rich.console import Console
-
+from scaledot.printable import complain
+from scaledot.terminal import Console, print_json
 from scaledot.watch.reading import PHASES
 from scaledot.watch.store import StoreError
 from scaledot.watch.top import keys, live, picture
@@ -38,18 +36,17 @@ def run(args: argparse.Namespace) -> int:
     try:
         history = History(args.run or newest(Path()))
     except (StoreError, sqlite3.Error) as error:
-        print(f"scaledot top: {error}", file=sys.stderr)
+        complain("scaledot top", error)
         return 1
     phase = args.phase or history.first_phase
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = Console()
     if console.is_terminal and not (args.once or args.json):
         with keys.keyboard() as pressed:
             live.watch(history, console, pressed, args.vital, phase)
         return 0
     frame = frame_of(history, args.vital, phase)
     if args.json:
-        json.dump(as_data(frame), sys.stdout, indent=2, allow_nan=False)
-        print()
+        print_json(as_data(frame))
     else:
         _print(frame, console)
     return 0

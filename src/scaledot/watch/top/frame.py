@@ -11,10 +11,11 @@ from scaledot.measure import BANDS, Band
 from scaledot.watch import crash, reading, silence
 from scaledot.watch.alarms import GRADES, Alarm, as_json
 from scaledot.watch.reading import Phase, Reading, RunAttributes
-from scaledot.watch.top import health
+from scaledot.watch.top import health, words
 from scaledot.watch.top.history import Curve, History
 
 WORST = 20  # heads; a terminal shows as many of them as it has room for
+MOST_REMEDIES = 10
 BY_HAND = "hand (Ctrl-C)"
 
 
@@ -87,7 +88,7 @@ def frame_of(
         scalars = {n: value for n, value in scalars.items() if n == reading.WATCH_COST}
     return Frame(
         path=str(history.path),
-        command="" if attributes is None else " ".join(attributes.command),
+        command="" if attributes is None else words.brief(" ".join(attributes.command)),
         phase=phase,
         vital=vital,
         band=BANDS[vital],
@@ -99,7 +100,7 @@ def frame_of(
         ill=ill,
         ill_heads=ill_heads,
         worst=_worst_heads(history, phase, vital, rows),
-        coverage="" if attributes is None else str(attributes.more.get("coverage", "")),
+        coverage="" if attributes is None else _coverage(attributes),
         cost=scalars.pop(reading.WATCH_COST, None),
         every=_every(history),
         dropped=sum(segment.dropped for segment in history.segments),
@@ -224,12 +225,16 @@ def _state(history: History, latest: dict[str, Reading], now: float) -> tuple[St
     return ("silent" if silence.silent(segment, last, gaps, now) else "running"), quiet_for
 
 
+def _coverage(attributes: RunAttributes) -> str:
+    return words.brief(str(attributes.more.get("coverage", "")))
+
+
 def _cause(attributes: RunAttributes | None) -> str:
     """Why the run ended, where it was kept; "" where nothing is known."""
     crashes = [] if attributes is None else crash.from_note(attributes.more.get(crash.NOTE))
     for one in reversed(crashes):
         if one.kind == "exception":
-            return one.words
+            return words.brief(one.words)
         if one.kind == "interrupt":
             return BY_HAND
         if one.kind == "signal":
@@ -239,8 +244,9 @@ def _cause(attributes: RunAttributes | None) -> str:
 
 def _remedies(attributes: RunAttributes) -> list[str]:
     return [
-        f"{note['spec']}{_since(note['since'])}{' (dry run)' if note['dry_run'] else ''}"
-        for note in attributes.more.get(reading.REMEDIES, ())
+        f"{words.brief(note['spec'])}{_since(note['since'])}"
+        f"{' (dry run)' if note['dry_run'] else ''}"
+        for note in attributes.more.get(reading.REMEDIES, ())[:MOST_REMEDIES]
     ]
 
 

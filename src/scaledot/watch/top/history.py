@@ -11,9 +11,10 @@ from scaledot.watch import reading
 from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, Scalar
 from scaledot.watch.silence import GAPS
-from scaledot.watch.store import RunReader, Segment, Series, Step
+from scaledot.watch.store import Segment, Series, Step
 from scaledot.watch.store.records import replaced_from
 from scaledot.watch.top import health
+from scaledot.watch.top.opening import open_run
 
 POINTS = 512  # of a curve: no terminal draws a finer one
 MEMORY = 2**26  # bytes that the curves of one vital may take
@@ -82,7 +83,7 @@ class History:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises StoreError where there is no run."""
-        self.reader = RunReader(path)
+        self.reader = open_run(path)
         self.path = self.reader.path
         self._load()
 

@@ -5,6 +5,7 @@ import textwrap
 import numpy as np
 from rich.text import Text
 
+from scaledot.printable import one_line
 from scaledot.watch import reading
 from scaledot.watch.top import curve, health, heat, words
 from scaledot.watch.top.frame import Frame, Head
@@ -34,6 +35,7 @@ def draw(
         lines = [*top, *gap, _vital(frame, chart, width), *chart.lines, *gap]
         lines += [*_worst(frame, width, room.worst), *gap, *bottom]
     for line in lines:
+        line.plain = one_line(line.plain)  # a name with a newline would forge a line
         line.truncate(width, overflow="ellipsis")
         if ascii_only:
             line.plain = line.plain.translate(ASCII)
@@ -100,7 +102,7 @@ def _alarms(frame: Frame, most: int) -> list[Text]:
     for place, alarm in enumerate(loud[:most], 1):
         more = f"(+{len(loud) - most}) " if place == most < len(loud) else ""
         grade = (f"{alarm.grade:<4} ", COLOURS[alarm.grade])
-        lines.append(Text.assemble(grade, f"{more}step {alarm.step:,}: {alarm.words}"))
+        lines.append(Text.assemble(grade, f"{more}step {alarm.step:,}: {words.brief(alarm.words)}"))
     return lines
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+LONGEST = 2000  # characters of one text of a store that a viewer shows
 UNITS = ("", "k", "M", "G", "T")
 
 
@@ -63,6 +64,11 @@ def cut(text: str, width: int, keep_end: bool = False) -> str:
     if width < 2:
         return text[:width]
     return "…" + text[len(text) - width + 1 :] if keep_end else text[: width - 1] + "…"
+
+
+def brief(text: str) -> str:
+    """A text of the store, as much as anybody reads: a stranger's may have megabytes."""
+    return cut(text, LONGEST)
 
 
 def _shared(paths: list[list[str]]) -> int:
