@@ -109,6 +109,7 @@ CASES += [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "given"), CASES, ids=str)
 def test_answers_within_a_sliders_time(name, given):
     lesson = LESSONS[name]
