@@ -12,6 +12,7 @@ def _nothing() -> None:
     pass
 
 
+@pytest.mark.slow
 def test_contenders_take_turns_and_the_first_place_rotates():
     seen = []
     contenders = {name: (lambda name=name: seen.append(name)) for name in ("peer", "ours", "third")}
@@ -26,6 +27,7 @@ def test_contenders_take_turns_and_the_first_place_rotates():
     assert rounds == ["pot", "pot", "pot", "otp", "tpo", "pot"]  # two of them to warm up
 
 
+@pytest.mark.slow
 def test_medians_come_from_the_rounds_and_not_from_the_warm_up():
     warm_up = [1000.0] * (2 * clock.WARM_UP_ROUNDS)
     # In turn: peer, ours; ours, peer; peer, ours.
@@ -58,12 +60,14 @@ def test_the_collector_rests_during_a_race_and_is_back_after_it():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_the_collector_is_back_after_a_failing_contender():
     with pytest.raises(ZeroDivisionError):
         clock.race({"only": lambda: 1 / 0}, 3)
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_a_collector_that_was_off_stays_off():
     gc.disable()
     try:

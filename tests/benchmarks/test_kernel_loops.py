@@ -21,6 +21,7 @@ def loops(monkeypatch):
     return loops
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_all_are_assembled_as_they_are_meant(loops):
     found = loops.schedules()

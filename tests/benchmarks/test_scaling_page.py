@@ -113,6 +113,8 @@ def test_more_gpus_than_half_are_below_half(scaling):
         assert (model.efficiency(work, speeds, seconds) >= 0.5) is above
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_send_what_the_model_says(scaling):
     """Counted in two processes: the ring's messages and the all-gather, forward and backward."""
     from benchmarks.scaling.measure import BATCH, GROUPS, HEADS, WIDTH

@@ -264,6 +264,7 @@ class Calls(nn.Module):
         return getattr(self.home, self.name)(*tensors, **keywords)
 
 
+@pytest.mark.slow
 def test_flash_attention(flash_attn):
     q, k, v = random(2, 5, 6, 4), random(2, 7, 2, 4, seed=1), random(2, 7, 2, 4, seed=2)
     model = Calls(flash_attn, "flash_attn_func")
@@ -271,6 +272,7 @@ def test_flash_attention(flash_attn):
     assert words == "1 of 1 attention layer watched"
 
 
+@pytest.mark.slow
 def test_flash_attention_of_packed_sequences(flash_attn):
     q, k, v = (random(7, 2, 4, seed=i) for i in range(3))
     lengths = torch.tensor([0, 3, 7], dtype=torch.int32)
@@ -336,6 +338,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_eager_attention(family):
     transformers = pytest.importorskip("transformers")
@@ -462,6 +465,7 @@ def test_scaledots_own_functions_measure_in_the_same_pass(monkeypatch):
 # In general --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_every_type(dtype):
     class Attend(nn.Module):

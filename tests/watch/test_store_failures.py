@@ -323,6 +323,7 @@ def test_hot_rollback_journal_is_read_from_a_copy(path):
 # Forks
 
 
+@pytest.mark.slow
 def test_forked_child_neither_writes_nor_closes_what_the_parent_writes(path):
     """The child ends like any program, with exit handlers, in a process of its own."""
     script = f"""

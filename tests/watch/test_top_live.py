@@ -124,6 +124,7 @@ def test_keys_are_read_one_by_one(typed, keys):
     os.close(reading)
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_follows_the_size_and_leaves_it_as_it_was(store):
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)

@@ -109,14 +109,21 @@ CASES += [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "given"), CASES, ids=str)
 def test_answers_within_a_sliders_time(name, given):
     lesson = LESSONS[name]
     arguments = lesson.arguments(given)
     assert_quick(lambda _: lesson.run(**arguments))
-    json.dumps(as_json(lesson.run(**arguments)), allow_nan=False)
 
 
+@pytest.mark.parametrize(("name", "given"), CASES, ids=str)
+def test_answers_are_json(name, given):
+    lesson = LESSONS[name]
+    json.dumps(as_json(lesson.run(**lesson.arguments(given))), allow_nan=False)
+
+
+@pytest.mark.nightly
 def test_a_fresh_sentence_model_is_within_a_sliders_time():
     """Its weights are drawn once for a seed and kept: that one time may take twice as long."""
     lesson = LESSONS["flow"]

@@ -60,6 +60,7 @@ def test_lines_of_python_print_the_lessons_numbers(name, given):
         assert_same(value_of(text), found(expected, path), path)
 
 
+@pytest.mark.slow
 def test_lines_run_in_a_fresh_interpreter():
     code = LESSONS["saturation"].python({"divisor": 8})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -48,6 +48,8 @@ def treated(request):
     return made(make), layer
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 def test_temperature_brings_heads_to_the_limit(treated):
     model, layer = treated
     before = maxima(model)[layer]
@@ -58,6 +60,8 @@ def test_temperature_brings_heads_to_the_limit(treated):
     torch.testing.assert_close(maxima(model)[layer], before, rtol=0, atol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.one_case
 def test_norm_bounds_every_logit(treated):
     model, _ = treated
     before = maxima(model)
@@ -162,6 +166,7 @@ def test_learned_gains_are_trained_and_kept():
     assert gain not in optimizer.state
 
 
+@pytest.mark.slow
 def test_a_factor_resumes_from_its_own_state():
     model = made(TinyGPT)
     limit = float(maxima(model)["layers.0.attn"].max()) / 3
