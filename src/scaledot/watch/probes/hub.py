@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from scaledot.watch.probes import frames
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.seen import Seen
 
@@ -95,6 +96,7 @@ def leave(listener: Listener, keeper: Keeper | None = None) -> None:
         for placed in reversed(_placed):
             placed.undo()
         _placed.clear()
+        frames.forget()
 
 
 def _keep(now: tuple[Keeper, ...]) -> None:
