@@ -38,6 +38,7 @@ log = logging.getLogger("scaledot.watch")
 # How many steps' numbers may be on their way from the device before we wait for the oldest.
 IN_FLIGHT = 8
 LAST_PATIENCE = 2.0  # seconds that a process which ends badly waits for the other ranks
+BEAT = 4.0  # seconds between two signs of life; `silence.SILENT_AFTER` is more than twice that
 NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
 
@@ -119,6 +120,7 @@ class Watch:
         self._coming: list[Late] = []
         self._steps_looked_at = 0
         self._last_measured = -1
+        self._last_beat = self.cadence.clock()
         self._own_store: Any = None
         self._store = self._opened(store, ranks)
         sinks = list(sinks)
@@ -289,8 +291,16 @@ class Watch:
             with hub.quiet():
                 self._close(optimizer)
                 self._deliver()
+                self._beat()
         except Exception:
             log.exception("the watch could not close step %d; training goes on", self.cadence.step)
+
+    def _beat(self) -> None:
+        """Tell the store that steps go on, for whoever asks before the next reading is due."""
+        now = self.cadence.clock()
+        if now - self._last_beat >= BEAT:
+            self._last_beat = now
+            self._note(reading.ALIVE, self.cadence.step)
 
     def _close(self, optimizer: Optimizer | None) -> None:
         began = self.cadence.clock()
