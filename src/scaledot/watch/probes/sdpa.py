@@ -17,6 +17,7 @@ from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
 
 KIND = "scaled_dot_product_attention"
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 def probes() -> tuple[Any, ...]:
@@ -37,6 +38,16 @@ def overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]
     if kwargs:
         tensors += tuple(kwargs.get(name) for name in ("query", "key", "value", "attn_mask"))
     return tensors if has_torch_function(tensors) else ()
+
+
+def is_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the three tensors are there, each once, under names that torch knows."""
+    given = (*NAMES[: len(args)], *kwargs)
+    return (
+        len(args) <= len(NAMES)
+        and set(NAMES[:3]) <= set(given) <= set(NAMES)
+        and (len(given) == len(set(given)))
+    )
 
 
 def known_to_torch_alone(tensors: tuple[Any, ...]) -> bool:
