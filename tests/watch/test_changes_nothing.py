@@ -1,5 +1,6 @@
 """A watch is in nobody's way: overrides, scripts, tracebacks and warnings are as without it."""
 
+import contextlib
 import functools
 import sys
 import traceback
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scaledot import Watch
 from scaledot.watch.probes import by_hand
@@ -97,6 +100,35 @@ def test_a_mode_sees_the_calls_of_the_program_and_no_others(call):
             assert all(one in (getattr(home, name), torch.Tensor.softmax) for one in meant)
     assert [one.__name__ for one in counted.called] == [one.__name__ for one in alone.called]
     assert watch.coverage().watched or not readings
+
+
+def test_a_mode_around_a_training_sees_the_training_alone():
+    def names(watched):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with contextlib.ExitStack() as stack:
+            if watched:
+                stack.enter_context(Watch(every=1, store=(readings := [])))
+            counted = stack.enter_context(Counting())
+            seen = stack.enter_context(Operators())
+            for _ in range(2):
+                (model(random(3, 2, 4)).square().mean() / 2).backward()
+                optimizer.step()
+        assert not watched or len(readings) == 2
+        return [one.__name__ for one in counted.called], seen.called
+
+    assert names(True) == names(False)
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.called.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 def test_a_type_that_compares_with_the_function_is_asked():
@@ -224,6 +256,8 @@ FAILING = {
     "softmax": lambda q: torch.softmax(q),
     "a dimension": lambda q: q.softmax(7),
     "many heads": lambda q: F.multi_head_attention_forward(q),
+    "backward": lambda q: F.mse_loss(q, q).backward(),
+    "a function of its own": lambda q: flex_attention(q, q, nothing=q),
     "module": lambda q: nn.MultiheadAttention(4, 2)(q, q, q),
 }
 

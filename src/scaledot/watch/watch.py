@@ -289,7 +289,8 @@ class Watch:
         """Never raises: it runs inside the user's optimizer.step()."""
         try:
             with hub.quiet():
-                self._close(optimizer)
+                with undisturbed():
+                    self._close(optimizer)
                 self._deliver()
                 self._beat()
         except Exception:
@@ -382,7 +383,8 @@ class Watch:
         began = self.cadence.clock()
         arrived, scalars = self._from_ranks(all_of_it, patience)
         if not self._job.together:  # else it waits for a step that all ranks measure
-            ours = self._from_device(all_of_it)
+            with undisturbed():
+                ours = self._from_device(all_of_it)
             arrived, scalars = arrived + ours[0], scalars + ours[1]
         for one in arrived:
             self.latest[Key(one.layer, one.phase)] = one

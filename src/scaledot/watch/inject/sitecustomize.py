@@ -7,10 +7,11 @@ imports torch (a launcher, a worker that reads data) carries nothing but this fi
 older Python than scaledot asks for, so the syntax is plain.
 """
 
-import _frozen_importlib as importing
 import atexit
 import os
 import sys
+
+importing = sys.modules["_frozen_importlib"]
 
 OPTIONS = "SCALEDOT_RUN"
 WATCHED = "SCALEDOT_RUN_WATCHED"  # set for the processes that a watched one starts
@@ -30,12 +31,12 @@ class AfterTorch:
         self.begin = begin
         self.broken = broken
         self.find_spec = importing._find_spec
-        importing._find_spec = self.find
+        setattr(importing, "_find_spec", self.find)  # noqa: B010 - no type knows it
 
     def find(self, name, path, target=None):
         spec = self.find_spec(name, path, target)
         if name == "torch" and spec is not None and spec.loader is not None:
-            importing._find_spec = self.find_spec
+            setattr(importing, "_find_spec", self.find_spec)  # noqa: B010
             self.follow(spec.loader)
         return spec
 
@@ -47,7 +48,8 @@ class AfterTorch:
                 execute(module)
             except BaseException as error:  # Ctrl-C, or a torch that cannot be loaded
                 self.broken()
-                error.__traceback__ = error.__traceback__.tb_next  # without this frame
+                here = error.__traceback__
+                error.__traceback__ = here and here.tb_next  # without this frame
                 raise
             self.begin()
 
