@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from scaledot.watch.late import Late
+from scaledot.watch.probes.by_hand import note_graph
 from scaledot.watch.probes.frames import invisible
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.reading import LOSS
@@ -155,6 +156,7 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
             with undisturbed():
                 for listener in _listeners:
                     listener.add(one, adds)
+                note_graph(one)
         return backward(tensors, *args, **kwargs)
 
     return told

@@ -96,6 +96,38 @@ def _note(scores: Any) -> None:
         hub.log.exception("the watch could not look at a softmax")
 
 
+OPERATORS = ("ScaledDotProduct", "FlashAttention", "EfficientAttention", "CudnnAttention")
+MOST_NODES = 20_000  # of a graph that are looked at
+PAST = "called as an operator, past torch's public function"
+
+
+def note_graph(loss: Tensor) -> None:
+    """Name torch's attention in the graph behind a loss, where no probe has met any.
+
+    torch.ops.aten and torch._C._nn lead to the operator without passing a function that could be
+    exchanged.
+    """
+    for keeper in hub.inventory():
+        if loss.grad_fn is not None and not keeper.knows_attention():
+            try:
+                if _has_attention(loss.grad_fn):
+                    keeper.passed_by("scaled_dot_product_attention", PAST)
+            except Exception:
+                hub.log.exception("the watch could not look at a loss")
+
+
+def _has_attention(node: Any) -> bool:
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if any(operator in node.name() for operator in OPERATORS):
+            return True
+        found = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= found
+        waiting += found
+    return False
+
+
 def _by_its_looks(dimensions: int, module: nn.Module) -> bool:
     """[batch, heads, queries, keys], or any shape within what looks like attention."""
     return dimensions >= 4 or looks_like_attention(module)

@@ -47,6 +47,14 @@ class Keeper(Protocol):
 
     def keeps_own(self, kind: str, reason: str, module: nn.Module | None) -> None: ...
 
+    def knows_attention(self) -> bool:
+        """Whether any was measured, or named."""
+        ...
+
+    def passed_by(self, kind: str, reason: str) -> None:
+        """Attention that no probe meets."""
+        ...
+
 
 class _Thread(threading.local):
     quiet = 0  # how many probes of this thread are at work: what they call is not attention's own
