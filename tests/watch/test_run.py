@@ -543,7 +543,8 @@ def test_an_interpreter_or_an_executable_is_started_as_it_is(folder):
         _launch("plain.sh")
     _write("train", "#!/usr/bin/env python\n" + TRAIN)
     Path("train").chmod(0o755)
-    assert _launch("train").command[-2:] == [sys.executable, "train"]
+    first, *_, last = _launch("train").command
+    assert (first, last) == (sys.executable, "train")
 
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-uE"], ["-W", "error", "-I"]])
