@@ -577,7 +577,7 @@ def test_a_module_named_like_one_of_pythons_is_the_scripts_alone(name, first):
     assert (watched.status, watched.out) == (plain.status, plain.out)
     if plain.status == 0:  # torch itself does without the module
         assert "2 of 2 attention layers watched" in watched.err
-        assert len(RunReader("run.vitals").steps("train")) == 7
+        assert len(list(RunReader("run.vitals").steps("train"))) == 7
 
 
 PARENT = """
