@@ -304,3 +304,16 @@ def test_a_module_that_reads_the_command_line_is_asked_for_a_guard(module, capsy
     other = module("raise SystemExit(3)\n", f"{name}_other")
     assert cli.main(["check", f"{other}:build"]) == 2
     assert "if __name__ == '__main__'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", ["0", "None", "'done'"])
+def test_a_function_that_ends_the_program_is_no_healthy_model(module, capsys, code):
+    name = module(f"import sys\ndef build(): sys.exit({code})\n")
+    said = _refused(capsys, f"{name}:build")
+    assert f"ended the program with {code}" in said
+
+
+def test_a_forward_pass_that_ends_the_program_is_no_healthy_model(module, capsys):
+    text = "class Ends(nn.Module):\n    def forward(self, x): raise SystemExit(0)\n"
+    name = module("from torch import nn\n" + text + "def build(): return Ends(), 1\n")
+    assert "the forward pass of Ends failed" in _refused(capsys, f"{name}:build")

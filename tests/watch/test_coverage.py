@@ -270,3 +270,25 @@ def test_families_of_transformers_are_recognised(family, layers):
     found = [names[module] for module in attention_modules(model)]
     assert len(found) == (6 if family == "T5" else 2)
     assert any(layers in name for name in found)
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+        lambda *args: torch._C._nn.scaled_dot_product_attention(*args),
+    ],
+    ids=["packet", "overload", "binding"],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_an_operator_called_past_torchs_function_is_named(attend, given):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Watch(model if given else None, every=1) as watch:
+        q = model(torch.randn(1, 2, 3, 4))
+        attend(q, q, q).sum().backward()
+        optimizer.step()
+    assert "not measured (called as an operator, past torch's public function)" in str(
+        watch.coverage()
+    )

@@ -616,3 +616,146 @@ def test_a_torch_that_is_interrupted_while_it_is_imported_gets_no_line():
 
 def _reading(layer: str, step: int = 0, phase: Phase = "train") -> Reading:
     return Reading.of(Vitals.empty((3,)), step=step, layer=layer, phase=phase)
+
+
+def test_an_interpreter_or_an_executable_is_started_as_it_is(folder):
+    _write("train.py", TRAIN)
+    _write("go.sh", f"#!/bin/sh\nexec {sys.executable} train.py\n")
+    Path("go.sh").chmod(0o755)
+    for command in ([sys.executable, "train.py"], ["./go.sh"]):
+        done = _watched("--store", "run.vitals", *command)
+        assert done.status == 0, done.err
+        assert "2 of 2 attention layers watched" in done.err
+        assert [path.name for path in folder.glob("*.vitals")] == ["run.vitals"]
+    _write("plain.sh", "#!/bin/sh\ntrue\n")
+    with pytest.raises(ValueError, match="is not executable; type: chmod"):
+        _launch("plain.sh")
+    _write("train", "#!/usr/bin/env python\n" + TRAIN)
+    Path("train").chmod(0o755)
+    first, *_, last = _launch("train").command
+    assert (first, last) == (sys.executable, "train")
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-uE"], ["-W", "error", "-I"]])
+def test_a_python_that_would_not_be_watched_is_refused(flags):
+    _write("train.py", TRAIN)
+    with pytest.raises(ValueError, match="this Python would not be watched"):
+        _launch(sys.executable, *flags, "train.py")
+
+
+@pytest.mark.parametrize("flags", [["-u"], ["-W", "error"], ["-Xutf8"], ["-OB"], ["-mthis", "-I"]])
+def test_other_flags_and_the_arguments_of_a_script_are_not(flags):
+    _launch(sys.executable, *flags, "train.py", "-I")
+
+
+SHADOW = """
+import {name}
+assert {name}.__file__ == __file__.replace("train.py", "{name}.py"), {name}
+print({name}.mine)
+"""
+
+
+@pytest.mark.parametrize("name", ["sqlite3", "statistics", "queue"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_module_named_like_one_of_pythons_is_the_scripts_alone(name, first):
+    _write(f"{name}.py", "mine = 'mine'")
+    shadow = SHADOW.format(name=name)
+    _write("train.py", shadow + TRAIN if first else TRAIN + shadow)
+    plain = _plain("train.py")
+    watched = _watched("--every", "1", "--store", "run.vitals", "train.py")
+    assert (watched.status, watched.out) == (plain.status, plain.out)
+    if plain.status == 0:  # torch itself does without the module
+        assert "2 of 2 attention layers watched" in watched.err
+        assert len(list(RunReader("run.vitals").steps("train"))) == 7
+
+
+PARENT = """
+import multiprocessing, subprocess, sys
+import torch
+from torch.nn import functional as F
+
+
+def attend(number=0):
+    q = torch.ones(1, 1, 3, 4)
+    F.scaled_dot_product_attention(q, q, q)
+    return number
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return attend(number)
+
+
+if __name__ == "__main__":
+    attend()
+    print(sys.meta_path == before)
+    helper = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True)
+    print(helper.returncode, helper.stderr)
+    loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="spawn")
+    print(list(loader))
+"""
+
+
+def test_what_a_watched_program_starts_is_not_watched(folder):
+    _write("train.py", TRAIN)
+    _write("parent.py", "import sys\nbefore = list(sys.meta_path)\n" + PARENT)
+    plain = _plain("parent.py")
+    done = _watched("--store", "run.vitals", "parent.py")
+    assert plain.out.splitlines()[0] == "True"
+    assert (done.status, done.out) == (0, plain.out)
+    assert [path.name for path in folder.glob("*.vitals")] == ["run.vitals"]
+
+
+RANKS = """
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+
+def work(rank, folder):
+    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    q = torch.ones(1, 1, 3, 4)
+    F.scaled_dot_product_attention(q, q, q)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import os
+    torch.multiprocessing.spawn(work, (os.getcwd(),), nprocs=2)
+"""
+
+
+def test_spawned_ranks_are_watched():
+    _write("ranks.py", RANKS)
+    done = _watched("--ranks", "apart", "--store", "run.vitals", "ranks.py")
+    assert done.status == 0, done.err
+    assert RunReader("run.vitals").layers() == {"work": 1}
+
+
+def test_the_only_process_behind_a_launcher_takes_the_name(folder):
+    _write("train.py", TRAIN)
+    _write(
+        "torchrun",
+        "import subprocess, sys, torch\nsys.exit(subprocess.call([sys.executable, 'train.py']))\n",
+    )
+    done = _watched("--store", "run.vitals", "torchrun")
+    assert done.status == 0, done.err
+    assert [path.name for path in folder.glob("*.vitals")] == ["run.vitals"]
+    assert done.err.startswith("scaledot: vitals go to run.vitals")
+
+
+def test_a_folder_that_takes_no_alarms_is_named_before_anything_starts(folder):
+    (folder / "closed").mkdir(0o555)
+    with (
+        unprivileged(),
+        pytest.raises(ValueError, match=r"no right to write .*; give --alarms FILE"),
+    ):
+        _launch("--alarms", "closed/alarms.jsonl", "train.py")
+
+
+def test_alarms_into_no_folder_are_refused_at_the_start():
+    with pytest.raises(ValueError, match=r"there is no folder .*; give another --alarms FILE"):
+        _launch("--alarms", "nowhere/alarms.jsonl", "train.py")

@@ -4,10 +4,12 @@ import json
 import math
 import os
 import re
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -455,3 +457,35 @@ def test_what_is_no_run_is_refused_in_words(tmp_path, capsys, monkeypatch):
     Path("notes.vitals").write_text("no database, but rather long for a note of this kind" * 20)
     assert cli.main(["top"]) == 1
     assert "notes.vitals is not a run of scaledot" in capsys.readouterr().err
+
+
+def test_a_run_whose_next_reading_is_due_later_is_not_silent(tmp_path):
+    """Steps go on, and say so; only then has it stopped."""
+    import scaledot
+
+    with scaledot.Watch(every=1000, store=tmp_path / "run.vitals") as watch:
+        watch.cadence.clock = clock = Clock(watch.cadence.clock())
+        query = torch.ones(1, 2, 3, 4)
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        watch.step()
+        watch._store.flush()
+        read = time.time()
+        history = History(tmp_path / "run.vitals")
+        for _ in range(3):
+            clock.now += 5.0
+            watch.step()
+        watch._store.flush()
+        segment = RunReader(tmp_path / "run.vitals").segments()[-1]
+        assert segment.attributes.more["alive"] == 4
+        history.look()
+        beaten = history.segment.seen
+        assert beaten > read
+        assert frame_of(history, "passes", now=beaten + 50).state == "running"
+
+
+class Clock:
+    def __init__(self, now):
+        self.now = now
+
+    def __call__(self):
+        return self.now

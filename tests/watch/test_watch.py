@@ -143,19 +143,20 @@ def everything_that_is_patched():
 def test_remove_puts_everything_back():
     model = TinyGPT()
     hooks = [dict(module._forward_pre_hooks) for module in model.modules()]
-    before = everything_that_is_patched()
+    names, before = zip(*everything_that_is_patched().items(), strict=True)
     watch = Watch(model, every=1)
-    during = everything_that_is_patched()
-    assert all(during[name] is not before[name] for name in before)
+    during = tuple(everything_that_is_patched().values())
+    pairs = zip(names, before, during, strict=True)
+    assert [name for name, one, other in pairs if one is other] == []
     train(model, steps=1)
     watch.remove()
     watch.remove()
-    after = everything_that_is_patched()
-    for name in before:
-        if isinstance(before[name], dict | list):
-            assert after[name] == before[name], name
+    after = tuple(everything_that_is_patched().values())
+    for name, one, other in zip(names, before, after, strict=True):
+        if isinstance(one, dict | list):
+            assert other == one, name
         else:
-            assert after[name] is before[name], name
+            assert other is one, name
     assert [dict(module._forward_pre_hooks) for module in model.modules()] == hooks
 
 

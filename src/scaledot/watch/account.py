@@ -57,6 +57,13 @@ class Account:
             self._list_layers()
             self._ledger.by_hand(name)
 
+    def knows_attention(self) -> bool:
+        return self._ledger.knows_any()
+
+    def passed_by(self, kind: str, reason: str) -> None:
+        if self._ledger.failed(kind, reason):
+            log.warning("the watch cannot measure %s: %s", kind, reason)
+
     def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
         name = self._name(module, kind)
         if name is None:

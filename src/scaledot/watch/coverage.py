@@ -85,6 +85,9 @@ class Ledger:
             return False
         return self._failed.setdefault(name, reason) is reason
 
+    def knows_any(self) -> bool:
+        return bool(self._seen or self._failed or self._by_hand)
+
     def kept(self, name: str, reason: str) -> None:
         self._kept.setdefault(name, reason)
 

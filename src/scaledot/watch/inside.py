@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import distributed as dist
+
 from scaledot.printable import complain, typed
 from scaledot.watch.alarms import Alarm, overridden
 from scaledot.watch.alarms.telling import Telling
@@ -36,7 +38,13 @@ class Session:
         self.nothing = ""  # what is to be said at the end if no attention was found
         self._process = os.getpid()
         main = options["main"] == self._process
-        self.store = LateStore(Path(options["store"]), claim=options["claim"], main=main)
+        self.store = LateStore(
+            Path(options["store"]),
+            claim=options["claim"],
+            main=main,
+            started=options.get("started", 0.0),
+            only_rank=options.get("only_rank", False),
+        )
         rules = overridden(options.get("alarm") or ())
         self.watch = Watch(
             every=options["every"],
@@ -104,8 +112,20 @@ class LateStore:
     on_every_rank = True
     closes_with_watch = True
 
-    def __init__(self, wish: Path, *, claim: bool, main: bool) -> None:
-        """claim: the name was not asked for, so a file that exists is somebody else's."""
+    def __init__(
+        self,
+        wish: Path,
+        *,
+        claim: bool,
+        main: bool,
+        started: float = 0.0,
+        only_rank: bool = False,
+    ) -> None:
+        """claim: the name was not asked for, so a file that exists is somebody else's.
+
+        started: when the run began; a file that was written since is another process's. only_rank:
+        multiprocessing started this process, which counts if it is a rank of a process group.
+        """
         self.wish = wish
         self.path: Path | None = None
         self.watch: Watch | None = None
@@ -114,7 +134,8 @@ class LateStore:
         self.readings = 0
         self.steps = 0  # of training, that were read
         self.speaks = False
-        self._claim, self._main = claim, main
+        self._claim, self._main, self._started = claim, main, started
+        self._only_rank = only_rank
         self.refused = False  # the file could not be opened
         self._store: Store | None = None
         self._notes: dict[str, Any] = {}  # what came before the file was open
@@ -123,6 +144,8 @@ class LateStore:
         self._last_step = -1
 
     def write(self, readings: Sequence[Reading] = (), scalars: Sequence[Scalar] = ()) -> bool:
+        if self._only_rank and not dist.is_initialized():
+            return True  # a worker, not a rank
         if self._silent:
             self._check()
             return True
@@ -142,6 +165,8 @@ class LateStore:
         return taken
 
     def write_alarms(self, alarms: Sequence[Alarm]) -> None:
+        if self._only_rank and not dist.is_initialized():
+            return
         if self._store is not None:
             self._store.write_alarms(alarms)
         if self.telling is not None:
@@ -187,7 +212,9 @@ class LateStore:
     def _open(self) -> None:
         rank = rank_here()
         self.speaks = not rank
-        path = file_of(self.wish, rank, self._main)
+        # What a launcher starts without ranks: the first that has a reading takes the name.
+        first = self._main or not _written_since(self.wish, self._started)
+        path = file_of(self.wish, rank, first)
         try:
             self.path = wanted = name_of_its_own(path) if self._claim else path
             # The first reading has come: its model is running.
@@ -225,10 +252,19 @@ class LateStore:
         self._store.note("coverage", self.coverage)
 
 
+def _written_since(path: Path, started: float) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime >= started
+    return False
+
+
 def _file_of_alarms(options: Mapping[str, Any], main: bool) -> Path | None:
     """Processes by themselves write into files of their own, as their readings do."""
     wish = options.get("alarms")
-    return file_of(Path(wish), rank_here(), main) if wish else None
+    if not wish:
+        return None
+    first = main or not _written_since(Path(wish), options.get("started", 0.0))
+    return file_of(Path(wish), rank_here(), first)
 
 
 def say(text: str) -> None:

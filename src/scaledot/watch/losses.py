@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from scaledot.watch.late import Late
+from scaledot.watch.probes.by_hand import note_graph
+from scaledot.watch.probes.frames import invisible
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.reading import LOSS
+from scaledot.watch.undisturbed import undisturbed
 
 
 class _Passes(threading.local):
@@ -131,9 +134,14 @@ def _divisor(value: Tensor) -> float | None:
 
 def _by_accelerate() -> bool:
     """Whether accelerate has called Tensor.backward or scale, which have called our caller."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)  # past the stand-in and what hides it
     callers = (frame, frame.f_back)
     return any(one and one.f_globals.get("__name__") == "accelerate.accelerator" for one in callers)
+
+
+def _is_number(value: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():  # a mode of the user's would be asked
+        return value.numel() == 1 and value.is_floating_point()
 
 
 def _made() -> list[Attribute]:
@@ -147,29 +155,34 @@ def _made() -> list[Attribute]:
 
 
 def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @invisible
     def told(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         passes.backward += 1
         one = tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
         if _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled
-        elif type(one) is Tensor and one.numel() == 1 and one.is_floating_point():
+        elif type(one) is Tensor and _is_number(one):
             adds = _by_accelerate()
-            for listener in _listeners:
-                listener.add(one, adds)
+            with undisturbed():
+                for listener in _listeners:
+                    listener.add(one, adds)
+                note_graph(one)
         return backward(tensors, *args, **kwargs)
 
     return told
 
 
 def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
+    @invisible
     def unscaled(scaler: Any, outputs: Any) -> Any:
         product = scale(scaler, outputs)
-        if type(outputs) is Tensor and outputs.numel() == 1 and product is not outputs:
+        if type(outputs) is Tensor and _is_number(outputs) and product is not outputs:
             name = id(product)
             _scaled[name] = weakref.ref(product, lambda _: _scaled.pop(name, None))
             adds = _by_accelerate()
-            for listener in _listeners:
-                listener.add(outputs, adds)
+            with undisturbed():
+                for listener in _listeners:
+                    listener.add(outputs, adds)
         return product
 
     return unscaled

@@ -31,6 +31,7 @@ WATCH_COST = "watch_cost"  # share of the step time that went into the watch
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"
 REMEDIES = "remedies"
+ALIVE = "alive"  # the step at the last sign of life between two readings
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,14 +3,19 @@
 The script is not run here: this process becomes the Python that runs it (exec), with one folder
 more in PYTHONPATH. Python loads `inject/sitecustomize.py` from there, which waits for the import of
 torch and then begins the watch (`inside.py`). So the script's __main__, arguments, paths, output,
-signals and exit status are Python's own, torch is imported when the script imports it (and not
-before, in this process), and every Python that it starts is watched as well: torchrun's workers,
-accelerate's, spawned processes.
+signals and exit status are Python's own, and torch is imported when the script imports it (and not
+before, in this process).
+
+Watched is the program that was named or, behind a launcher (torchrun, accelerate, deepspeed, a
+shell script), what it starts; further every process that is given a rank of its own, by RANK or by
+joining a process group in a process of multiprocessing. What a watched program starts otherwise is
+not: workers that read data, helpers, other programs.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,6 +132,8 @@ def launch_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Launc
     store = args.store or Path(_default_name(command[0]))
     _refuse_unwritable(store)
     _refuse_foreign(store)
+    if args.alarms is not None:
+        _refuse_unwritable(args.alarms, "--alarms")
     overridden(args.alarm or ())
     _check_remedy(args.remedy, args.dry_run)
     options = {
@@ -155,13 +162,55 @@ def _command(command: list[str], module: bool) -> list[str]:
     name = command[0]
     if module:
         return [*_python(), "-m", *command]
-    if name == "-" or os.path.exists(name):
+    if name == "-" or (os.path.exists(name) and _is_for_python(name)):
         return [*_python(), *command]
     # torchrun lies beside the interpreter, also where that environment was not activated.
     program = shutil.which(name) or shutil.which(name, path=os.path.dirname(sys.executable))
+    if program is None and os.path.exists(name):
+        raise ValueError(
+            f"{name} is a script of another program and is not executable; type: chmod +x {name}"
+        )
     if program is None or name.endswith(".py"):
         raise ValueError(f"there is no file {name}; type: scaledot run SCRIPT [arguments...]")
+    _refuse_deaf(program, command[1:])
     return [program, *command[1:]]
+
+
+def _is_for_python(path: str) -> bool:
+    """Whether a path that exists is a Python program, and not an interpreter or another script."""
+    if path.endswith((".py", ".pyw", ".pyz", ".pyc")) or not os.path.isfile(path):
+        return True  # a folder or a pipe may hold one
+    with open(path, "rb") as file:
+        start = file.readline(256)
+    if start.startswith(b"#!"):
+        return b"python" in start
+    return not (os.access(path, os.X_OK) and b"\0" in start)
+
+
+DEAF = {
+    "-I": "-I hides the environment from it",
+    "-E": "-E hides the environment from it",
+    "-S": "-S leaves out sitecustomize",
+}
+WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def _refuse_deaf(program: str, arguments: list[str]) -> None:
+    """A Python that would not load the watch would run without it and say nothing."""
+    if not re.fullmatch(r"(python|pypy)[0-9.]*(\.exe)?", os.path.basename(program)):
+        return
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument in WITH_VALUE:
+            next(waiting, None)
+        elif not argument.startswith("-") or argument in ("-", "-c", "-m", "--"):
+            return
+        elif not argument.startswith(("--", *WITH_VALUE)):
+            for flag in argument[1:]:
+                if flag in "cm":
+                    return
+                if reason := DEAF.get(f"-{flag}"):
+                    raise ValueError(f"{argument}: this Python would not be watched, for {reason}")
 
 
 def _python() -> list[str]:
@@ -199,14 +248,17 @@ def _refuse_foreign(store: Path) -> None:
         raise ValueError(str(error)) from None
 
 
-def _refuse_unwritable(store: Path) -> None:
-    store = store.absolute()
-    place = next(path for path in (store, *store.parents) if os.path.exists(path))
-    if place != store and not place.is_dir():
-        raise ValueError(f"cannot write {store}: {place} is no folder; give another --store FILE")
+def _refuse_unwritable(file: Path, option: str = "--store") -> None:
+    file = file.absolute()
+    place = next(path for path in (file, *file.parents) if os.path.exists(path))
+    if place != file and not place.is_dir():
+        raise ValueError(f"cannot write {file}: {place} is no folder; give another {option} FILE")
+    if option == "--alarms" and (file.is_dir() or (place.is_dir() and place != file.parent)):
+        missing = "it is a folder" if file.is_dir() else f"there is no folder {file.parent}"
+        raise ValueError(f"cannot write {file}: {missing}; give another {option} FILE")
     effective = os.access in os.supports_effective_ids
     if not os.access(place, os.W_OK, effective_ids=effective):
-        raise ValueError(f"cannot write {store}: no right to write {place}; give --store FILE")
+        raise ValueError(f"cannot write {file}: no right to write {place}; give {option} FILE")
 
 
 def _steps(text: str) -> int:

@@ -43,6 +43,7 @@ log = logging.getLogger("scaledot.watch")
 IN_FLIGHT = 8
 LAST_PATIENCE = 2.0  # seconds that a process which ends badly waits for the other ranks
 TURN = 0.1  # seconds that it waits for a step that is being closed
+BEAT = 4.0  # seconds between two signs of life; `silence.SILENT_AFTER` is more than twice that
 NOTED = 3  # steps after which the coverage is written down: the first may have begun without us
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nheads")
 
@@ -124,6 +125,7 @@ class Watch:
         self._coming: list[Late] = []
         self._steps_looked_at = 0
         self._last_measured = -1
+        self._last_beat = self.cadence.clock()
         self._own_store: Any = None
         self._store = self._opened(store, ranks)
         sinks = list(sinks)
@@ -303,10 +305,19 @@ class Watch:
         """Never raises: it runs inside the user's optimizer.step()."""
         try:
             with hub.quiet(), self._turn:
-                self._close(optimizer)
+                with undisturbed():
+                    self._close(optimizer)
                 self._deliver()
+                self._beat()
         except Exception:
             log.exception("the watch could not close step %d; training goes on", self.cadence.step)
+
+    def _beat(self) -> None:
+        """Tell the store that steps go on, for whoever asks before the next reading is due."""
+        now = self.cadence.clock()
+        if now - self._last_beat >= BEAT:
+            self._last_beat = now
+            self._note(reading.ALIVE, self.cadence.step)
 
     def _close(self, optimizer: Optimizer | None) -> None:
         began = self.cadence.clock()
@@ -388,7 +399,8 @@ class Watch:
         began = self.cadence.clock()
         arrived, scalars = self._from_ranks(all_of_it, patience)
         if not self._job.together:  # else it waits for a step that all ranks measure
-            ours = self._from_device(all_of_it)
+            with undisturbed():
+                ours = self._from_device(all_of_it)
             arrived, scalars = arrived + ours[0], scalars + ours[1]
         for one in arrived:
             self.latest[Key(one.layer, one.phase)] = one

@@ -227,10 +227,10 @@ def test_refusals_say_what_to_do():
     with pytest.raises(RemedyError, match="softcap:50 is for all heads; leave heads out"):
         apply("softcap", made(TinyGPT), heads={"layers.0.attn": [0]})
     eager = made(BY_WEIGHTS["Llama, eager"][0])
-    applied = apply("softcap", eager)
-    with pytest.raises(RemedyError, match='load it with attn_implementation="sdpa"'):
-        eager(TOKENS)
-    applied.undo()
+    for remedy in ("softcap", "log-n"):
+        for inputs in (None, TOKENS):
+            with pytest.raises(RemedyError, match='load it with attn_implementation="sdpa"'):
+                apply(remedy, eager, inputs=inputs)
     eager(TOKENS)
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from remedied_models import NORMED, TOKENS, Curved, Outside, made, maxima
+from remedied_models import BY_WEIGHTS, NORMED, TOKENS, Curved, Outside, made, maxima
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from watched_models import TinyGPT, language_loss, train
@@ -461,3 +461,44 @@ def test_two_calls_of_one_module_get_no_factor():
         optimizer.step()
     assert set(installed.refused) == {"Twice", "Twice#2"}
     assert all("more than once" in reason for reason in installed.refused.values())
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("remedy", ["softcap:1", "qk-norm", "log-n:3"])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_compiled_model_refuses_what_happens_at_the_call(remedy, given, fresh_dynamo):
+    model = training(TinyGPT)
+    plain = model(TOKENS)
+    step = torch.compile(model, backend="eager")
+    with Watch(model if given else None, every=1, alarms=False) as watch:
+        installed = install(watch, remedy, say=(said := []).append)
+        assert torch.equal(step(TOKENS), plain)
+        names = ["layers.0.attn", "layers.1.attn"]
+        for name in names:
+            assert any(f"is refused in {name}: a compiled graph" in line for line in said)
+        note = installed.note()
+    installed.remove()
+    assert (note["since"], note["refused"]) == (None, names)
+    assert "nothing had to be changed" in note["words"]
+
+
+@pytest.mark.parametrize("remedy", ["softcap:1", "log-n:3"])
+def test_eager_attention_of_transformers_refuses_what_ours_computes(remedy):
+    model = training(BY_WEIGHTS["Llama, eager"][0])
+    plain = model(TOKENS).logits
+    with Watch(every=1, alarms=False) as watch:
+        installed = install(watch, remedy, say=(said := []).append)
+        assert torch.equal(model(TOKENS).logits, plain)
+    installed.remove()
+    assert 'load it with attn_implementation="sdpa"' in said[-1]
+    assert installed.note()["since"] is None
+
+
+def test_the_record_begins_with_the_first_call_that_is_changed():
+    with Watch(every=1, alarms=False) as watch:
+        installed = install(watch, "softcap:1", say=lambda line: None)
+        watch.step()
+        assert installed.note()["since"] is None
+        training(TinyGPT)(TOKENS)
+        assert installed.note()["since"] == 1
+    installed.remove()

@@ -65,7 +65,7 @@ def _look(subject: Subject) -> tuple[list[Reading], Calls, Coverage]:
         calls.listen()
         try:
             model(*subject.positional, **subject.inputs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise CannotRead(
                 f"the forward pass of {type(model).__name__} failed with {subject.about}: "
                 f"{type(error).__name__}: {error}"

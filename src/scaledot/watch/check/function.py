@@ -21,6 +21,11 @@ def call_function(name: str, say: Say) -> Subject:
     function = _find(module_name, path)
     try:
         made = function()
+    except SystemExit as error:
+        raise CannotRead(
+            f"{name} ended the program with {error.code!r} and returned nothing; it must return a "
+            f"model and the inputs of one forward pass: {EXAMPLE}"
+        ) from None
     except Exception as error:
         raise CannotRead(f"{name} failed: {_words(error)}{_where(error)}") from error
     return _subject(name, made)

@@ -8,16 +8,18 @@ The stand-ins stay until the watch ends and then do nothing: a compiled graph as
 functions it was traced with are still the same.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from scaledot.watch.coverage import looks_like_attention
-from scaledot.watch.probes import compiled, hub, place
-from scaledot.watch.probes.patch import Attribute, KnownToScript, Swap
+from scaledot.watch.probes import compiled, frames, hub, place
+from scaledot.watch.probes.patch import Attribute, KnownToScript, Swap, stands_for
 
 FUNCTIONS = ((torch.softmax, "aten::softmax"), (torch.special.softmax, "aten::special_softmax"))
 
@@ -32,24 +34,39 @@ def probes() -> tuple[Any, ...]:
     stand_ins = [(function, _stand_in(function), known) for function, known in FUNCTIONS]
     return (
         Swap(*((function, stand_in) for function, stand_in, _ in stand_ins)),
-        *(KnownToScript(stand_in, known) for _, stand_in, known in stand_ins),
+        *(KnownToScript(*three) for three in stand_ins),
         # torch.nn.functional.softmax and nn.Softmax end here as well.
         Attribute(Tensor, "softmax", _stand_in(Tensor.softmax)),
     )
 
 
 def _stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
-    def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    is_method = original is Tensor.softmax  # torch itself tells its overrides of the stand-in
+
+    def softmax(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            # Dynamo reads this line, or calls a tensor's method with a tensor that stands in.
-            if compiled.tracing() or type(input) is FakeTensor:
-                _note_traced(input.dim())
-        elif hub.keepers:
-            _note(input)
+            return traced(*args, **kwargs)
+        try:
+            if not is_method:
+                args = frames.unbound(softmax, args)
+            scores = args[0] if args else kwargs.get("input")
+            if has_torch_function((scores,)):
+                if not is_method:
+                    return handle_torch_function(softmax, (scores,), *args, **kwargs)
+            elif hub.keepers:
+                _note(scores)
+            return frames.caller(sys._getframe(1))(original, args, kwargs)
+        except BaseException as error:
+            frames.hide(error)
+            raise
+
+    def traced(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo reads this line, or calls a tensor's method with a tensor that stands in.
+        if compiled.tracing() or type(input) is FakeTensor:
+            _note_traced(input.dim())
         return original(input, *args, **kwargs)
 
-    softmax.__doc__ = original.__doc__
-    return softmax
+    return stands_for(original, softmax)
 
 
 @compiled.constant
@@ -77,6 +94,38 @@ def _note(scores: Any) -> None:
             keeper.found_by_hand(module)
     except Exception:
         hub.log.exception("the watch could not look at a softmax")
+
+
+OPERATORS = ("ScaledDotProduct", "FlashAttention", "EfficientAttention", "CudnnAttention")
+MOST_NODES = 20_000  # of a graph that are looked at
+PAST = "called as an operator, past torch's public function"
+
+
+def note_graph(loss: Tensor) -> None:
+    """Name torch's attention in the graph behind a loss, where no probe has met any.
+
+    torch.ops.aten and torch._C._nn lead to the operator without passing a function that could be
+    exchanged.
+    """
+    for keeper in hub.inventory():
+        if loss.grad_fn is not None and not keeper.knows_attention():
+            try:
+                if _has_attention(loss.grad_fn):
+                    keeper.passed_by("scaled_dot_product_attention", PAST)
+            except Exception:
+                hub.log.exception("the watch could not look at a loss")
+
+
+def _has_attention(node: Any) -> bool:
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if any(operator in node.name() for operator in OPERATORS):
+            return True
+        found = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= found
+        waiting += found
+    return False
 
 
 def _by_its_looks(dimensions: int, module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub, in_graph
+from scaledot.watch.probes import compiled, frames, hub, in_graph
 from scaledot.watch.probes.patch import Item
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
@@ -33,6 +33,7 @@ def probes() -> tuple[Any, ...]:
 def _probe(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     kind = f"diffusers' {name!r} attention"
 
+    @frames.invisible
     def attention(**given: Any) -> Any:
         """Called by the dispatcher, which names every argument."""
         reason = _why_not_read(name, given)

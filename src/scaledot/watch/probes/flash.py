@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub, in_graph
+from scaledot.watch.probes import compiled, frames, hub, in_graph
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
@@ -53,6 +53,7 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
     usual = {name: signature.parameters[name].default for name in names if name not in FOLLOWED}
     kind = f"flash_attn.{original.__name__}"
 
+    @frames.invisible
     def attention(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if compiled.tracing():
@@ -63,7 +64,10 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return original(*args, **kwargs)  # which says the same of itself
         reason = _why_not_read(given, usual)
         if replacing:
             out = _replaced(signature, given, kind, reason)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub, in_graph
+from scaledot.watch.probes import compiled, frames, hub, in_graph
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.seen import Seen, why_not
@@ -34,6 +34,7 @@ def probes() -> tuple[Any, ...]:
 def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
+    @frames.invisible
     def flex_attention(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if compiled.tracing():
@@ -44,7 +45,10 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return original(*args, **kwargs)  # which says the same of itself
         reason = ""
         if given.get("score_mod") is not None:
             reason = SCORE_MOD

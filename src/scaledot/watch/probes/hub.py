@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from scaledot.watch.probes import frames
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.seen import Seen
 
@@ -45,6 +46,14 @@ class Keeper(Protocol):
     def found_by_hand(self, module: nn.Module | None) -> None: ...
 
     def keeps_own(self, kind: str, reason: str, module: nn.Module | None) -> None: ...
+
+    def knows_attention(self) -> bool:
+        """Whether any was measured, or named."""
+        ...
+
+    def passed_by(self, kind: str, reason: str) -> None:
+        """Attention that no probe meets."""
+        ...
 
 
 class _Thread(threading.local):
@@ -95,6 +104,7 @@ def leave(listener: Listener, keeper: Keeper | None = None) -> None:
         for placed in reversed(_placed):
             placed.undo()
         _placed.clear()
+        frames.forget()
 
 
 def _keep(now: tuple[Keeper, ...]) -> None:

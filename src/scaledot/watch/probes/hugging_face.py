@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scaledot.watch.probes import compiled, hub, hugging_face_compiled
+from scaledot.watch.probes import compiled, frames, hub, hugging_face_compiled
 from scaledot.watch.probes.flex import dense_mask, why_not_dense
 from scaledot.watch.probes.hugging_face_call import call_of
 from scaledot.watch.probes.patch import Attribute
@@ -49,6 +49,7 @@ def probes() -> tuple[Any, ...]:
 def _probe(attend: Attend, name: str, trials: "Trials") -> Attend:
     kind = f"transformers' {name} attention"
 
+    @frames.invisible
     def attention(
         module: nn.Module,
         query: Tensor,

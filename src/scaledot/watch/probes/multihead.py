@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import has_torch_function
 
-from scaledot.watch.probes import compiled, hub, multihead_compiled, place
-from scaledot.watch.probes.patch import Attribute, Swap
+from scaledot.watch.probes import compiled, frames, hub, multihead_compiled, place
+from scaledot.watch.probes.patch import Attribute, KnownToScript, Swap, stands_for
 from scaledot.watch.probes.projection import Heads, project, split
 from scaledot.watch.probes.seen import Seen, why_not
 
@@ -29,16 +30,21 @@ def probes() -> tuple[Any, ...]:
     forward = F.multi_head_attention_forward
     native = torch._native_multi_head_attention
     layer = torch._transformer_encoder_layer_fwd
+    fast = (
+        ("_native_multi_head_attention", native, _fast(native, _native_heads, FAST_MODULE)),
+        ("_transformer_encoder_layer_fwd", layer, _fast(layer, _layer_heads, FAST_LAYER)),
+    )
     return (
         Swap((forward, _in_python(forward))),
-        Attribute(torch, "_native_multi_head_attention", _fast(native, _native_heads, FAST_MODULE)),
-        Attribute(torch, "_transformer_encoder_layer_fwd", _fast(layer, _layer_heads, FAST_LAYER)),
+        *(Attribute(torch, name, stand_in) for name, _, stand_in in fast),
+        *(KnownToScript(known, stand_in, f"aten::{name}") for name, known, stand_in in fast),
     )
 
 
 def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
+    @frames.invisible
     def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if compiled.tracing():
@@ -46,19 +52,23 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
                 if hub.replacing_in_graphs:
                     compiled.keeps_own(IN_GRAPH, "torch.compile takes it whole")
             return original(*args, **kwargs)
-        if not (hub.wants() or hub.replacing()):
-            return original(*args, **kwargs)
-        arguments = signature.bind(*args, **kwargs)
+        call = frames.caller(frames.user_frame())
+        if not (hub.wants() or hub.replacing()) or _is_overridden(args, kwargs):
+            return call(original, args, kwargs)
+        try:
+            arguments = signature.bind(*args, **kwargs)
+        except TypeError:
+            return call(original, args, kwargs)  # which says the same of itself
         arguments.apply_defaults()
         given = arguments.arguments
         if not given["need_weights"]:
-            return original(*args, **kwargs)  # the other probe looks, and replaces
+            return call(original, args, kwargs)  # the other probe looks, and replaces
         if hub.replacing():
             hub.keeps_own(IN_PYTHON, "its weights are asked for: need_weights=True")
         if not hub.wants():
-            return original(*args, **kwargs)
-        with hub.quiet():  # under a mode of torch.overrides it calls itself, and so this, again
-            out = original(*args, **kwargs)
+            return call(original, args, kwargs)
+        with hub.quiet():
+            out = call(original, args, kwargs)
         query = given["query"]
         if reason := why_not(query):
             hub.cannot_see(IN_PYTHON, reason)
@@ -66,18 +76,28 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
             hub.offer(Seen(query, lambda: project(**given).vitals(), IN_PYTHON))
         return out
 
-    multi_head_attention_forward.__doc__ = original.__doc__
-    return multi_head_attention_forward
+    return stands_for(original, multi_head_attention_forward)
+
+
+def _is_overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a mode of torch.overrides or a tensor's type takes the call: it comes back here."""
+    return has_torch_function((*args, *kwargs.values()))
 
 
 def _fast(
     original: Callable[..., Any], heads: Callable[..., Heads], kind: str
 ) -> Callable[..., Any]:
+    @frames.invisible
     def fast_path(*args: Any, **kwargs: Any) -> Any:
-        out = original(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            out = original(*args, **kwargs)
+        else:
+            out = frames.caller(frames.user_frame())(original, args, kwargs)
         if torch.compiler.is_compiling():
             if compiled.tracing():
                 compiled.cannot_see(kind, "it is inside torch.compile")
+            return out
+        if _is_overridden(args, kwargs):
             return out
         if hub.replacing():
             module = _attention_of_running_layer() if kind == FAST_LAYER else None
@@ -92,7 +112,7 @@ def _fast(
                 hub.offer(Seen(args[0], lambda: heads(*args, **kwargs).vitals(), kind, module))
         return out
 
-    return fast_path
+    return stands_for(original, fast_path)
 
 
 def _attention_of_running_layer() -> nn.Module | None:

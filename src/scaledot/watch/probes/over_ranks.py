@@ -26,6 +26,7 @@ def probes() -> tuple[Any, ...]:
                 distributed.attention_with_vitals,
                 _measured(distributed.attention_with_vitals, distributed.merge_vitals),
             ),
+            everywhere=False,
         ),
     )
 

@@ -1,35 +1,51 @@
 """A function swapped for another wherever a module knows it by name, and swapped back."""
 
-import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 from torch.jit import _builtins
 
+from scaledot.watch.probes import holders
+
 INHERITED = object()
 
 
 class Swap:
-    """Each original becomes its replacement in every module's globals and in the models' modules.
+    """Each original becomes its replacement wherever the program holds it.
 
     A script that says `from torch.nn.functional import scaled_dot_product_attention` holds the
     function under a name of its own: one attribute is not enough. What is imported by name while
     the swap lasts is found at the end in the same way.
     """
 
-    def __init__(self, *pairs: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
-        self.pairs = pairs
+    def __init__(
+        self, *pairs: tuple[Callable[..., Any], Callable[..., Any]], everywhere: bool = True
+    ) -> None:
+        """everywhere: also in tables, default arguments and closures, not only under names."""
+        self.pairs, self._everywhere = pairs, everywhere
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._references = 0  # to the replacements, before the program knows them
 
     def make(self, model: nn.Module | None = None) -> None:
         if model is not None:
             self._models.add(model)
-        _exchange(self.pairs, _holders(self._models))
+        back = self._back()
+        self._references = self._references or holders.references_to(back)
+        holders.exchange_names(self.pairs, self._models)
+        if self._everywhere:
+            holders.exchange_elsewhere(self.pairs)
 
     def undo(self) -> None:
-        _exchange([(new, old) for old, new in self.pairs], _holders(self._models))
+        back = self._back()
+        holders.exchange_names(back, self._models)
+        if self._everywhere and holders.references_to(back) > self._references:
+            holders.exchange_elsewhere(back, back=True)
+
+    def _back(self) -> tuple[tuple[Any, Any], ...]:
+        return tuple((new, old) for old, new in self.pairs)
 
 
 class Item:
@@ -54,11 +70,14 @@ class Item:
 class KnownToScript:
     """torch.jit.script knows builtins by identity: the stand-in is the same operator to it."""
 
-    def __init__(self, replacement: Any, operator: str) -> None:
-        self._replacement, self._operator = replacement, operator
+    def __init__(self, original: Any, replacement: Any, operator: str) -> None:
+        self._original, self._replacement, self._operator = original, replacement, operator
 
     def make(self, model: nn.Module | None = None) -> None:
-        _builtins._get_builtin_table()[id(self._replacement)] = self._operator
+        table = _builtins._get_builtin_table()
+        table[id(self._replacement)] = self._operator
+        # torch makes the table when it is first asked for, of what lies under its names then.
+        table.setdefault(id(self._original), self._operator)
 
     def undo(self) -> None:
         _builtins._get_builtin_table().pop(id(self._replacement), None)
@@ -91,24 +110,13 @@ class Attribute:
             setattr(self.owner, self.name, self.original)
 
 
-def _holders(models: Iterable[nn.Module]) -> Iterable[dict[str, Any]]:
-    """Every namespace in which a function may have been kept under a name."""
-    for name, module in list(sys.modules.items()):
-        # torch's tables of builtins are made from torch._C when they are first asked for.
-        if isinstance(namespace := getattr(module, "__dict__", None), dict) and not name.startswith(
-            "torch._C"
-        ):
-            yield namespace
-    for model in models:
-        for module in model.modules():  # self.attend = F.scaled_dot_product_attention
-            yield vars(module)
-
-
-def _exchange(pairs: Iterable[tuple[Any, Any]], holders: Iterable[dict[str, Any]]) -> None:
-    """One pass over all names of the process, some hundred thousand: the common case is in C."""
-    new_by_old = {id(old): new for old, new in pairs}
-    for namespace in holders:
-        if not new_by_old.keys().isdisjoint(map(id, list(namespace.values()))):
-            for name, value in list(namespace.items()):
-                if id(value) in new_by_old:
-                    namespace[name] = new_by_old[id(value)]
+def stands_for(original: Any, stand_in: Any) -> Any:
+    """Give the stand-in the looks of the original: to inspect, pickle, torch.fx and torch.jit."""
+    stand_in.__name__ = original.__name__
+    stand_in.__qualname__ = getattr(original, "__qualname__", original.__name__)
+    stand_in.__doc__ = original.__doc__
+    stand_in.__wrapped__ = original
+    if isinstance(original, FunctionType):
+        stand_in.__module__ = original.__module__
+        stand_in.__prepare_scriptable__ = lambda: original
+    return stand_in

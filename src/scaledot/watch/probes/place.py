@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from scaledot.watch.probes import frames
+
 # Every module's __call__ passes through here; its frame holds the module as `self` and keeps alive
 # nothing that its caller does not hold.
 CALL = nn.Module._wrapped_call_impl.__code__
@@ -38,7 +40,7 @@ def near(ours: int) -> tuple[nn.Module | None, Site]:
         code = frame.f_code
         if code is CALL:
             return frame.f_locals["self"], tuple(site)
-        if not frame.f_globals.get("__name__", "").startswith(PASSING):
+        if not (frame.f_globals.get("__name__", "").startswith(PASSING) or frames.is_caller(code)):
             site += (code, frame.f_lasti)
         frame = frame.f_back
     return None, ()
@@ -55,7 +57,7 @@ def here() -> Place:
         code = frame.f_code
         if code is CALL:
             modules.append(frame.f_locals["self"])
-        else:
+        elif not frames.is_caller(code):
             # Our own lines are not the model's: a remedy comes and goes, and the layer stays.
             if not modules and not frame.f_globals.get("__name__", "").startswith(PASSING):
                 site += (code, frame.f_lasti)

@@ -14,7 +14,12 @@ from scaledot.watch.remedies.capture import as_inputs
 from scaledot.watch.remedies.ranks import REFUSED, Ranks
 from scaledot.watch.remedies.remedy import Remedy, RemedyError, parse
 from scaledot.watch.remedies.rows import Layer
-from scaledot.watch.remedies.ways import said_of, why_not_at_call, why_not_compiled
+from scaledot.watch.remedies.ways import (
+    said_of,
+    why_not_at_call,
+    why_not_compiled,
+    why_not_configured,
+)
 
 Heads = Mapping[str, Sequence[int] | None]  # by layer; None: all of its heads
 
@@ -140,13 +145,14 @@ def _at_every_call(
     """softcap, log-n, and qk-norm without learned gains: one rule for the whole model."""
     _refuse_heads(applied.remedy, heads)
     refuse_unequal(applied.remedy)
+    rule = rule_of(applied.remedy)
     if inputs is not None:
         for layer in _layers(applied.remedy, model, heads, inputs):
-            if reason := why_not_at_call(layer, model, after_norm=True):
+            if reason := why_not_at_call(layer, model, after_norm=True, ours=rule.ours):
                 raise RemedyError(f"{applied.remedy} in {layer.name}: {reason}")
-    elif reason := why_not_compiled(model):
+    elif reason := why_not_compiled(model) or why_not_configured(model) * rule.ours:
         raise RemedyError(f"{applied.remedy}: {reason}")
-    applied.add_rule("", model, rule_of(applied.remedy))
+    applied.add_rule("", model, rule)
     applied.changes.append(f"every attention call of {type(model).__name__}")
 
 

@@ -15,6 +15,7 @@ from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.reading import Phase
 from scaledot.watch.remedies.capture import Inputs, running_modules
+from scaledot.watch.remedies.ways import why_not_reached
 from scaledot.watch.watch import Watch
 
 log = logging.getLogger("scaledot.watch")
@@ -108,6 +109,40 @@ class InputsOfStep:
 
     def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
         pass
+
+
+class Unreached:
+    """Names the layers whose calls a remedy at the call does not change, from what the watch sees.
+
+    A compiled graph, a function whose arguments cannot be changed on their way.
+    """
+
+    def __init__(self, watch: Watch, ours: bool, refuse: Callable[[str, str], None]) -> None:
+        self.model = watch.model
+        self._watch, self._ours, self._refuse = watch, ours, refuse
+        self._named: set[str] = set()
+        hub.listen(self)
+
+    def wants(self) -> bool:
+        return False
+
+    def replaces(self) -> bool:
+        return False
+
+    def saw(self, seen: Seen) -> None:
+        reason = why_not_reached(seen, self._ours)
+        if not reason:
+            return
+        found = self._watch._layers.of(seen)
+        if found is not None and found.layer not in self._named:
+            self._named.add(found.layer)
+            self._refuse(found.layer, reason)
+
+    def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
+        pass
+
+    def remove(self) -> None:
+        hub.leave(self)
 
 
 class StepEnd:

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scaledot import functional
-from scaledot.watch.probes import compiled, hub, hugging_face, over_ranks, place
+from scaledot.watch.probes import compiled, frames, hub, hugging_face, over_ranks, place, sdpa
 from scaledot.watch.probes.late import AfterImport
-from scaledot.watch.probes.patch import Attribute, Swap
+from scaledot.watch.probes.patch import Attribute, Swap, stands_for
 from scaledot.watch.probes.seen import Seen
-from scaledot.watch.remedies.remedy import RemedyError
 from scaledot.watch.remedies.rules import Arguments, Rule
 
 log = logging.getLogger("scaledot.watch")
@@ -103,37 +102,28 @@ def _place() -> None:
 
 
 def _torchs(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def scaled_dot_product_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        arguments = (attn_mask, dropout_p, is_causal)
+    @frames.invisible
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             _tell_if_tracing()
-            return below(query, key, value, *arguments, scale=scale, enable_gqa=enable_gqa)
-        rest = {
-            "attn_mask": attn_mask,
-            "dropout_p": dropout_p,
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-        }
+            return below(*args, **kwargs)
+        args = frames.unbound(F.scaled_dot_product_attention, args)
+        # Another's override takes the call, and comes back here; what torch refuses, torch names.
+        if sdpa.overridden(args, kwargs) or not sdpa.is_call(args, kwargs):
+            return below(*args, **kwargs)
         with _changing() as rules:
+            if not rules:
+                return below(*args, **kwargs)
+            rest = {**dict(zip(sdpa.NAMES, args, strict=False)), **kwargs}
+            query, key, value = (rest.pop(name) for name in sdpa.NAMES[:3])
             changed = _changed(rules, Arguments(query, key, rest))
             attend = functional.attention if any(rule.ours for rule in rules) else below
             return attend(changed.query, changed.key, value, **changed.rest)
 
-    scaled_dot_product_attention.__doc__ = below.__doc__
-    return scaled_dot_product_attention
+    return stands_for(below, scaled_dot_product_attention)
 
 
-NAMED = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # after query, key, value
+NAMED = sdpa.NAMES[3:]  # after query, key, value
 
 
 def _ours(below: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,12 +176,8 @@ def _registry() -> Attribute:
 
         def attention(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kw: Any) -> Any:
             with _changing() as rules:
-                if any(rule.ours for rule in rules):
-                    raise RemedyError(
-                        "this remedy is computed by scaledot's attention, and the model uses "
-                        f"transformers' {attn_implementation or 'eager'}; load it with "
-                        'attn_implementation="sdpa"'
-                    )
+                # What scaledot's attention has to compute is refused here: see `ways.OURS_ONLY`.
+                rules = [rule for rule in rules if not rule.ours]
                 changed = _changed(rules, Arguments(query, key, {}))
                 return attend(module, changed.query, changed.key, *args, **kw)
 
@@ -238,4 +224,7 @@ def _changing() -> Iterator[list[Rule]]:
 def _changed(rules: list[Rule], given: Arguments) -> Arguments:
     for rule in rules:
         given = rule.change(given)
+        if not rule.used:
+            rule.used = True
+            rule.first_used()
     return given

@@ -18,7 +18,7 @@ from scaledot.watch.names import PARALLEL
 from scaledot.watch.reading import Reading, Scalar
 from scaledot.watch.remedies import discover, rows, shards
 from scaledot.watch.remedies.applied import Applied, apply, refuse_unequal, rule_of
-from scaledot.watch.remedies.beside import InputsOfStep, Overheard, StepEnd
+from scaledot.watch.remedies.beside import InputsOfStep, Overheard, StepEnd, Unreached
 from scaledot.watch.remedies.capture import Inputs
 from scaledot.watch.remedies.factors import Factors
 from scaledot.watch.remedies.ranks import BY_WEIGHTS, REFUSED, Ranks, together
@@ -106,9 +106,10 @@ class _Once(Installed):
             say(f"{remedy} would change {remedy.kind.changes}; state dict: {remedy.kind.keys}")
         elif remedy.kind.at_call:
             refuse_unequal(remedy)
-            self._applied.add_rule("", watch.model, rule_of(remedy))
-            self._applied.changes.append("every attention call")
-            self._since = watch.step_number
+            rule = rule_of(remedy)
+            rule.first_used = self._first_used  # type: ignore[method-assign]
+            self._applied.add_rule("", watch.model, rule)
+            self._applied.keep(Unreached(watch, rule.ours, self._refuse).remove)
             say(f"{remedy} changes {remedy.kind.changes}")
         else:
             self._ends = StepEnd(watch, self._reparametrise)
@@ -117,6 +118,18 @@ class _Once(Installed):
         if self.dry_run:
             return f"{self.remedy} (dry run): would change {self.remedy.kind.changes}"
         return self._applied.describe()
+
+    def _first_used(self) -> None:
+        self._since = self._watch.step_number
+        self._applied.changes.append("every attention call that is not refused")
+        self._watch._note_remedies()
+
+    def _refuse(self, layer: str, reason: str) -> None:
+        """A call of the layer has passed the remedy by."""
+        self._refused.append(layer)
+        self._applied.refused[layer] = reason
+        self._watch._note_remedies()
+        self._say(f"{self.remedy} is refused in {layer}: {reason}")
 
     def _deeds(self) -> tuple[int | None, list[str], list[str]]:
         return self._since, [], self._refused

@@ -23,6 +23,10 @@ class Rule:
     """What is done to the calls below one module. State that is worth keeping is in `state`."""
 
     ours = False  # whether scaledot's attention has to compute it
+    used = False  # whether it has changed a call
+
+    def first_used(self) -> None:
+        """Called once, at the first call that is changed."""
 
     def change(self, given: Arguments) -> Arguments:
         raise NotImplementedError

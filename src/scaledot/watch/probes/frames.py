@@ -1,0 +1,103 @@
+"""Keep the watch's own frames out of the user's tracebacks and warnings."""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+
+OURS = ("scaledot.watch.",)
+MOST = 4096  # places of calls that are remembered
+
+_call = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+_callers: dict[tuple[CodeType, int], FunctionType] = {}
+_codes: set[CodeType] = set()
+
+
+def caller(frame: FrameType) -> Callable[..., Any]:
+    """Return a function that calls another one in the name of `frame`.
+
+    A warning names the innermost Python frame. A stand-in in front of a function written in C
+    would be named in the place of the user's line, and the filters of warnings would look at the
+    stand-in's module. So the call goes through a frame with the user's file, line and globals.
+    """
+    place = frame.f_code, frame.f_lasti
+    known = _callers.get(place)
+    if known is not None and known.__globals__ is frame.f_globals:
+        return known
+    if len(_callers) >= MOST:
+        forget()
+    code = _call.replace(
+        co_filename=frame.f_code.co_filename,
+        co_name=frame.f_code.co_name,
+        co_qualname=frame.f_code.co_qualname,
+        co_firstlineno=frame.f_lineno or 1,
+    )
+    _codes.add(code)
+    known = _callers[place] = FunctionType(code, frame.f_globals)
+    return known
+
+
+def forget() -> None:
+    """Let go of the users' code."""
+    _callers.clear()
+    _codes.clear()
+
+
+def is_caller(code: CodeType) -> bool:
+    """Whether the frame of this code stands for one that is there anyway."""
+    return code in _codes
+
+
+def hide(error: BaseException) -> None:
+    """Take the frames of the watch off the head of a traceback.
+
+    For an `except` block that ends in a bare `raise`, which adds no frame of its own.
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if not (is_caller(frame.f_code) or frame.f_globals.get("__name__", "").startswith(OURS)):
+            break
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+
+
+def invisible(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a stand-in: what fails inside of it shows the user's frames and the library's."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return stand_in(*args, **kwargs)
+        try:
+            return stand_in(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    return functools.wraps(stand_in)(called)
+
+
+def unbound(stand_in: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments without an object that is there by mistake.
+
+    A function written in C that lies in a class stays a function where an object of the class is
+    asked for it; its stand-in becomes a method, and gets the object as one more argument.
+    """
+    if not args or isinstance(args[0], torch.Tensor):
+        return args
+    for kind in type(args[0]).__mro__:
+        for value in vars(kind).values():
+            if value is stand_in:
+                return args[1:]
+    return args
+
+
+def user_frame() -> FrameType:
+    """The nearest frame on the stack that is not the watch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(OURS):
+        frame = frame.f_back
+    return frame
