@@ -197,7 +197,7 @@ def define(
             out, _, *measured = with_vitals.apply(*arguments)
             return Result(out, *measured)
         if wants_vitals and are_differentiable():
-            out = forward_op(*arguments)[0]
+            out = (function.apply if transformed else forward_op)(*arguments)[0]
             return Result(out, *composed_vitals.measure(inputs, settings))
         if inputs.value is None:  # vitals carry no graph
             arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]

@@ -131,6 +131,8 @@ class _Work:
 
     def _may_be_far(self) -> bool:
         """Tell whether e^(a - lse) may be off: a logit is rounded as the products it sums."""
+        if not self.lse.numel():
+            return False
         near = Reach(self.plan).bound <= FAR and self.lse.abs().amax().item() <= FAR
         return not near  # NaN is far
 
