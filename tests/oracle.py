@@ -120,18 +120,19 @@ class _Rounding:
 
     def enter_backward(self, out, dropped, argument, weights, value):
         """Round dP and dS; let the rows of dS sum to the rounding of dO . O."""
-        stored, shifts = out.detach() + self.of_factor(out), []
+        plain, count = out.detach(), out.shape[-1]  # a hook that holds its tensor is never freed
+        lost, shifts = self.of_factor(plain), []
 
         def at_output(grad):
             grad = grad.nan_to_num(0.0, 0.0, 0.0)
-            shift = (grad * (stored - out.detach())).sum(-1, keepdim=True)
-            delta = (grad * out.detach()).sum(-1, keepdim=True)
-            terms = (grad * out.detach()).abs().sum(-1, keepdim=True)
-            shifts.append((shift + self.of_sum(terms, delta, out.shape[-1]), grad))
+            shift = (grad * lost).sum(-1, keepdim=True)
+            delta = (grad * plain).sum(-1, keepdim=True)
+            terms = (grad * plain).abs().sum(-1, keepdim=True)
+            shifts.append((shift + self.of_sum(terms, delta, count), grad))
 
         def at_weights(grad):
             terms = shifts[-1][1].abs() @ value.abs().mT
-            grad = grad + self.of_sum(terms, grad, out.shape[-1])
+            grad = grad + self.of_sum(terms, grad, count)
             return grad if self.products is None else grad + self.of_factor(grad)
 
         def at_argument(grad):
