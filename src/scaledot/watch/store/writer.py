@@ -27,7 +27,7 @@ INTERVAL = 0.5  # seconds between commits: a killed run loses less than the last
 RETRY = 2.0  # seconds between attempts while the disk refuses
 LOCK_TIMEOUT = 5.0  # how long a commit waits for another process's lock
 QUEUE_BYTES = 32 * 2**20
-TIDY = 10  # emptying the log takes at most one part in so many of the time
+SLOW = 0.2  # seconds: a disk that takes longer to empty the log is asked less often
 FORK_PATIENCE = 0.5  # seconds that a fork waits for a commit
 FULL = 64 * 2**10  # bytes that are free on a disk that takes nothing more
 LAST_TRIES = 20  # to put the log away at the end, while a viewer looks at it
@@ -71,8 +71,8 @@ class Store:
         self._companions: dict[Path, ownership.Identity] = {}  # SQLite's files of ours
         self._committed = False  # whether the first readings are on the disk
         self._unwritten = 0  # readings and scalars that the thread has taken
-        self._logged = False  # whether the log has something in it
         self._next_tidy = 0.0
+        self._logged = False  # whether the log has something in it
         self._gone = False  # the file was deleted or replaced: do not try again
         self._warned = False
         self._dropped_written = 0
@@ -175,7 +175,7 @@ class Store:
             with self._at_work:
                 database = self._work_once(database, tail, ending)
                 if database is not None and not ending:
-                    self._tidy(database, at_once=asked > self._answered)
+                    self._tidy(database)
             last = self._gone or (ending and (self.broken is not None or not self._queue))
             with self._settled:
                 self._answered, self._over = asked, last
@@ -201,7 +201,8 @@ class Store:
         except Exception as error:  # whatever it is, the training goes on
             self._fail(error)
             if database is not None and self._gone:
-                self._tidy(database, at_once=True)  # our file may live on under another name
+                self._next_tidy = 0.0
+                self._tidy(database)  # our file may live on under another name
             elif database is not None and ending:
                 self._write_the_end_in_place(database)
             _closed(database)
@@ -245,23 +246,26 @@ class Store:
         if self._file is not None:
             ownership.release(self._file)
 
-    def _tidy(self, database: sqlite3.Connection, at_once: bool) -> None:
+    def _tidy(self, database: sqlite3.Connection) -> None:
         """Move the log into the file and empty it.
 
         A log that has something in it is the danger when another file takes the name: whatever
         opens that file with SQLite would write our log into it.
         """
         began = time.monotonic()
-        if not self._logged or (began < self._next_tidy and not at_once):
+        if not self._logged or began < self._next_tidy:
             return
         try:
             database.execute("PRAGMA busy_timeout = 0")  # a viewer looks at it: next time
-            (busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._logged = bool(busy)
-            database.execute(f"PRAGMA busy_timeout = {round(LOCK_TIMEOUT * 1000)}")
+            try:
+                (busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                self._logged = bool(busy)
+            finally:
+                database.execute(f"PRAGMA busy_timeout = {round(LOCK_TIMEOUT * 1000)}")
         except sqlite3.Error:
             log.debug("the log of %s is not emptied", self.path, exc_info=True)
-        self._next_tidy = time.monotonic() + TIDY * (time.monotonic() - began)
+        if (took := time.monotonic() - began) > SLOW:
+            self._next_tidy = time.monotonic() + 10 * took
 
     def _sweep(self) -> None:
         """Remove the log of a file that is gone: it does not belong to the one that took its name.
