@@ -717,8 +717,11 @@ from torch.nn import functional as F
 
 def work(rank, folder):
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-    q = torch.ones(1, 1, 3, 4)
-    F.scaled_dot_product_attention(q, q, q)
+    q = torch.ones(1, 1, 3, 4, requires_grad=True)
+    optimizer = torch.optim.SGD([q], lr=0.1)
+    for _ in range(3):
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+        optimizer.step()
     dist.destroy_process_group()
 
 
@@ -753,7 +756,7 @@ def test_a_folder_that_takes_no_alarms_is_named_before_anything_starts(folder):
         unprivileged(),
         pytest.raises(ValueError, match=r"no right to write .*; give --alarms FILE"),
     ):
-        _launch("--alarms", "closed/alarms.jsonl", "train.py")
+        run._refuse_unwritable(Path("closed/alarms.jsonl"), "--alarms")
 
 
 def test_alarms_into_no_folder_are_refused_at_the_start():

@@ -144,7 +144,7 @@ class LateStore:
         self._last_step = -1
 
     def write(self, readings: Sequence[Reading] = (), scalars: Sequence[Scalar] = ()) -> bool:
-        if self._only_rank and not dist.is_initialized():
+        if self._is_left_alone():
             return True  # a worker, not a rank
         if self._silent:
             self._check()
@@ -165,7 +165,7 @@ class LateStore:
         return taken
 
     def write_alarms(self, alarms: Sequence[Alarm]) -> None:
-        if self._only_rank and not dist.is_initialized():
+        if self._is_left_alone():
             return
         if self._store is not None:
             self._store.write_alarms(alarms)
@@ -173,6 +173,11 @@ class LateStore:
             if self._silent:
                 self.telling.file = None
             self.telling.tell(alarms)
+
+    def _is_left_alone(self) -> bool:
+        """Whether multiprocessing started this process and it has joined no process group yet."""
+        self._only_rank = self._only_rank and not dist.is_initialized()
+        return self._only_rank
 
     @property
     def _silent(self) -> bool:
