@@ -4,7 +4,8 @@ A tensor core multiplies 0 and NaN to NaN, so a value that causality or a window
 rows of a tile that another row of it sees. The pass says which rows came out broken; in each block
 of rows that has one, and has a broken value in a tile of keys that hides something, the output is
 computed anew, key by key, from the lse that the pass left. Its programs end at once where nothing
-is broken: a launch of two microseconds behind those calls that can hide a value.
+is broken. Each of them looks at many blocks of rows at once, since starting a program takes longer
+than reading its bytes.
 """
 
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
 BLOCK_M, BLOCK_N, WARPS = 64, 64, 4
+SPAN = 32  # blocks of a program; packed sequences end anywhere, so there it is one
 REGISTERS = 64  # of a thread, so that a multiprocessor holds many programs that end at once
 
 
@@ -36,6 +38,7 @@ class Cut(NamedTuple):
     BLOCK_V: Any
     BLOCK_M: Any
     BLOCK_N: Any
+    SPAN: Any
 
 
 def repair(
@@ -56,6 +59,8 @@ def repair(
     batch, heads, queries, width = query.shape
     call = describe_call(inputs, settings)
     blocks = blocks_of(call, queries, BLOCK_M)
+    span = 1 if inputs.cu_seqlens_q is not None else min(SPAN, triton.next_power_of_2(blocks))
+    spans = -(-blocks // span)
     value_width = value.shape[-1]
     arguments: dict[str, Any] = {
         "call": call,
@@ -63,6 +68,7 @@ def repair(
         "lse_ptr": lse,
         "broken_ptr": broken,
         "blocks": blocks,
+        "spans": spans,
         "cut": Cut(
             **constants(
                 D=width,
@@ -71,6 +77,7 @@ def repair(
                 BLOCK_V=padded(value_width),
                 BLOCK_M=BLOCK_M,
                 BLOCK_N=BLOCK_N,
+                SPAN=span,
             )
         ),
         "SOON": soon,
@@ -78,18 +85,33 @@ def repair(
     options: dict[str, Any] = {"num_warps": WARPS, "launch_pdl": soon}
     options |= {"maxnreg": REGISTERS} if query.is_cuda else {}
     if out.numel():
-        launches.launch(_repair_kernel, batch * heads * blocks, query, arguments, **options)
+        launches.launch(_repair_kernel, batch * heads * spans, query, arguments, **options)
 
 
 @triton.jit
-def _repair_kernel(call, out, lse_ptr, broken_ptr, blocks, cut, SOON: tl.constexpr):
-    """One program: BLOCK_M rows of a head, as a rule none of them broken."""
+def _repair_kernel(call, out, lse_ptr, broken_ptr, blocks, spans, cut, SOON: tl.constexpr):
+    """One program: a span of blocks of a head's rows, as a rule none of them broken."""
     if SOON:
         enter(LAST=True)
     program = tl.program_id(0)
-    head = (program // blocks).to(tl.int64)  # b * H + h
+    head = (program // spans).to(tl.int64)  # b * H + h
+    first = program % spans * cut.SPAN
+    if cut.SPAN == 1:
+        _repair_block(call, out, lse_ptr, broken_ptr, head, first, cut)
+    else:
+        rows = first * cut.BLOCK_M + tl.arange(0, cut.SPAN * cut.BLOCK_M)
+        at = broken_ptr + head * call.queries + rows
+        broken = tl.load(at, mask=rows < call.queries, other=0)
+        if tl.max(broken.to(tl.int32), 0) > 0:
+            for block in range(first, tl.minimum(first + cut.SPAN, blocks)):
+                _repair_block(call, out, lse_ptr, broken_ptr, head, block, cut)
+
+
+@triton.jit
+def _repair_block(call, out, lse_ptr, broken_ptr, head, block, cut):
+    """Compute BLOCK_M rows again where one of them is broken and a hidden value may be why."""
     b, h = head // call.heads, head % call.heads
-    row, seq = find_rows(call, b, program % blocks, cut.BLOCK_M)
+    row, seq = find_rows(call, b, block, cut.BLOCK_M)
     row_end = tl.minimum(row + cut.BLOCK_M, seq.row_end)
     rows = row + tl.arange(0, cut.BLOCK_M)
     lines = head * call.queries + rows
