@@ -1,13 +1,26 @@
 """Every test draws the same numbers, alone or in company; SCALEDOT_TEST_DEVICE=cuda: on a GPU."""
 
+import functools
 import os
 
 import pytest
 import torch
+from torch.utils import _pytree
 
+import scaledot
 from conformance import agreement
 
 DEVICE = os.environ.get("SCALEDOT_TEST_DEVICE", "cpu")
+FUNCTIONS = (
+    "attention",
+    "attention_with_vitals",
+    "vitals",
+    "attention_varlen",
+    "attention_varlen_with_vitals",
+    "vitals_varlen",
+    "additive_attention",
+    "additive_attention_with_vitals",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +28,33 @@ def _seeded():
     torch.manual_seed(20_17)
 
 
-@pytest.fixture(autouse=DEVICE != "cpu")
-def _on_the_device(monkeypatch):
-    """New tensors lie there. Its tensor cores keep fewer guard bits than a float32 adder."""
-    monkeypatch.setattr(agreement, "LOGIT_ULPS", 64)
-    with torch.device(DEVICE):
-        yield
+def _moved(tensor, device):
+    """Return the tensor on the device, laid out in its memory as it is here."""
+    if tensor.requires_grad or tensor.is_neg() or tensor.is_nested or torch.is_inference(tensor):
+        return tensor.to(device)
+    storage = tensor.untyped_storage().to(device=device)
+    there = torch.empty(0, dtype=tensor.dtype, device=device)
+    return there.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _on_the_device(function):
+    """Move a call's tensors to the device, and what it returns back: tests stay as they are."""
+
+    @functools.wraps(function)
+    def call(*args, **keywords):
+        def there(leaf):
+            return _moved(leaf, DEVICE) if isinstance(leaf, torch.Tensor) else leaf
+
+        def here(leaf):
+            return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
+
+        args, keywords = _pytree.tree_map(there, (args, keywords))
+        return _pytree.tree_map(here, function(*args, **keywords))
+
+    return call
+
+
+if DEVICE != "cpu":  # before a test module takes a function under a name of its own
+    agreement.LOGIT_ULPS = 64  # tensor cores keep fewer guard bits than a float32 adder
+    for name in FUNCTIONS:
+        setattr(scaledot, name, _on_the_device(getattr(scaledot, name)))
