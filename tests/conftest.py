@@ -4,6 +4,7 @@ What is drawn for several tests (a fixture of a module, of the session) is drawn
 same whichever test asks first, and takes no number from that one.
 """
 
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,15 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_to_the_night(item for item in items if item.get_closest_marker("one_case"))
+
+
+def pytest_collection_finish() -> None:
+    """Take what was collected out of the sight of the garbage collector, and of a watch's search.
+
+    Both look at every object of the process, and thousands of tests are millions of objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

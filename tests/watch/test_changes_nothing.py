@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import sys
 import traceback
 import warnings
@@ -200,6 +201,15 @@ HELD = {
 }
 
 
+@pytest.fixture
+def _everything_is_collected():
+    """What this module holds is hidden from the garbage collector after the collection of tests."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_everything_is_collected")
 @pytest.mark.parametrize("held", HELD)
 def test_a_function_that_the_program_holds_is_seen_and_put_back(held):
     call, kept = HELD[held]

@@ -3,9 +3,10 @@
 import functools
 import gc
 import sys
+import weakref
 from collections.abc import Iterable
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +15,17 @@ LIBRARIES = ("torch", "scaledot")  # whose tables stay: they look functions up t
 KEPT_TYPES = (ModuleType, functools._lru_cache_wrapper)
 
 
-Pairs = tuple[tuple[Any, Any], ...]
+class Pair(NamedTuple):
+    """A type of its own, so that a search for what holds a function knows ours at once."""
+
+    old: Any
+    new: Any
+
+
+Pairs = tuple[Pair, ...]
+
+# Functions of ours that stand in the place of others, whose closures hold those, too.
+stand_ins: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def exchange_names(pairs: Pairs, models: Iterable[nn.Module]) -> None:
@@ -71,8 +82,8 @@ def _holders(pairs: Pairs, namespaces: dict[int, str]) -> Iterable[tuple[Any, li
         for one in gc.get_referrers(*originals)
         if not (id(one) in passed_by or _is_library(one, namespaces))
     ]
-    holders = [one for one in holders if not (isinstance(one, tuple) and _is_entry(one))]
-    owners = _owners(holders)
+    holders = [one for one in holders if not (_is_entry(one) or _is_of_a_wrapper(one, originals))]
+    owners = _owners(holders)  # a look at all objects of the process: for the program's own alone
     # A closure is a tuple of cells: the function is one further.
     tuples = [one for found in owners.values() for one in found if isinstance(one, tuple)]
     further = _owners(tuples)
@@ -91,16 +102,24 @@ def _tables() -> Iterable[int]:
         yield id(rules.get_torch_obj_rule_map())
 
 
-def _is_entry(one: tuple[Any, ...]) -> bool:
-    """Whether it is one of torch.jit's table of builtins."""
-    return len(one) == 2 and isinstance(one[1], str) and one[1].startswith("aten::")
+def _is_entry(one: Any) -> bool:
+    """Tell whether it is one of torch.jit's table of builtins."""
+    is_pair = isinstance(one, tuple) and len(one) == 2
+    return is_pair and isinstance(one[1], str) and one[1].startswith("aten::")
+
+
+def _is_of_a_wrapper(one: Any, originals: list[Any]) -> bool:
+    """Tell whether it holds one only to say what a wrapper wraps, as functools.wraps does."""
+    if not isinstance(one, dict) or "__wrapped__" not in one:
+        return False
+    known = set(map(id, originals))
+    return [name for name, value in one.items() if id(value) in known] == ["__wrapped__"]
 
 
 def _parts(pairs: Pairs) -> Iterable[int]:
-    """The pairs, and what the stand-ins among them are made of, by identity."""
+    """The pairs, and what all stand-ins are made of, by identity."""
     yield id(pairs)
-    yield from map(id, pairs)
-    waiting = [one for pair in pairs for one in pair]
+    waiting = [*(one for pair in pairs for one in pair), *stand_ins]
     seen: set[int] = set()
     while waiting:
         one = waiting.pop()

@@ -25,7 +25,9 @@ class Swap:
         self, *pairs: tuple[Callable[..., Any], Callable[..., Any]], everywhere: bool = True
     ) -> None:
         """everywhere: also in tables, default arguments and closures, not only under names."""
-        self.pairs, self._everywhere = pairs, everywhere
+        self.pairs = tuple(holders.Pair(*pair) for pair in pairs)
+        self._everywhere = everywhere
+        holders.stand_ins.update(pair.new for pair in self.pairs)
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._references = 0  # to the replacements, before the program knows them
 
@@ -44,8 +46,8 @@ class Swap:
         if self._everywhere and holders.references_to(back) > self._references:
             holders.exchange_elsewhere(back, back=True)
 
-    def _back(self) -> tuple[tuple[Any, Any], ...]:
-        return tuple((new, old) for old, new in self.pairs)
+    def _back(self) -> holders.Pairs:
+        return tuple(holders.Pair(new, old) for old, new in self.pairs)
 
 
 class Item:
