@@ -193,3 +193,23 @@ def test_additive_attention(device, kind):
     torch.testing.assert_close(out[:, :, blind], clean[:, :, blind], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(grad[:, :, blind], clean_grad[:, :, blind], rtol=1e-6, atol=1e-6)
     assert out[:, :, ~blind].isnan().all()
+
+
+def test_rows_broken_by_a_value_beyond_their_own_keys_are_repaired(device):
+    """A tile of the pass has more rows than a block of the repair: a later row's value is in it."""
+    torch.manual_seed(5)
+    query, key, value = (torch.randn(1, 1, 200, 8, device=device) for _ in range(3))
+    setting = Settings(0.4, False, 0.0, 0.0, None, 0, False)
+    inputs = Inputs(query, key, value, *[None] * 8)
+    clean = torch.empty_like(query)
+    lse, _ = forward(inputs, setting, clean, False)
+    value[0, 0, 133, 3] = math.nan
+    inputs = inputs._replace(value=value)
+    out = clean.clone()
+    out[:, :, 128:133] = math.nan  # of its own block
+    out[:, :, 64:128] = math.nan  # of the block before, in one tile of the pass
+    out[:, :, 133:, 3] = math.nan
+    repair(out, lse, out.isnan().any(-1).to(torch.int8), inputs, setting, soon=False)
+    torch.testing.assert_close(out[:, :, :133], clean[:, :, :133], rtol=1e-5, atol=1e-5)
+    assert out[:, :, 133:, 3].isnan().all()
+    assert not out[:, :, 133:, :3].isnan().any()

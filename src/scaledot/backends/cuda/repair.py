@@ -26,6 +26,8 @@ from scaledot.problem import Settings
 
 BLOCK_M, BLOCK_N, WARPS = 64, 64, 4
 SPAN = 32  # blocks of a program; packed sequences end anywhere, so there it is one
+# Rows and keys that a tile of the pass reaches beyond a block here: as many as a tile has at most.
+MARGIN = tl.constexpr(256)
 REGISTERS = 64  # of a thread, so that a multiprocessor holds many programs that end at once
 
 
@@ -119,7 +121,11 @@ def _repair_block(call, out, lse_ptr, broken_ptr, head, block, cut):
     if tl.max(broken.to(tl.int32), 0) > 0:  # Triton would compute both sides of an `and`
         place = Place(b, h, seq)
         tiles = key_tiles(row, row_end, seq, call.window, False, cut.BLOCK_N)
-        if hides_broken_values(tiles, call, place, cut):
+        # A value that no row here may see has come along with other rows of the pass's tile.
+        first = tl.maximum(row - MARGIN, seq.row)
+        last = tl.minimum(row_end + MARGIN, seq.row_end)
+        around = key_tiles(first, last, seq, call.window, False, cut.BLOCK_N)
+        if hides_broken_values(around, call, place, cut):
             lse2 = tl.load(lse_ptr + lines, mask=broken, other=0.0) * LOG2E
             pivot = tl.where(tl.abs(lse2) < float("inf"), lse2, 0.0)
             acc, row_sum = add_seen_values(pivot, rows, row_end, tiles, call, place, cut)

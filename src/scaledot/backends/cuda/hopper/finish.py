@@ -35,7 +35,8 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
     l = gl.convert_layout(gl.sum(sums.l, 1), layout)
     blind = high <= low
     pivot = gl.convert_layout(gl.max(sums.pivot, 1), layout)
-    lse = pivot + gl.log2(l)
+    above = gl.log2(l)  # the lse from the pivot, beside which it may be too small to be seen
+    lse = pivot + above
     share = 1.0 / l  # of a key at the pivot
     sink = -INFINITY
     if plan.SINKS:
@@ -45,6 +46,7 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         both = larger + gl.log2(gl.exp2(lse - larger) + gl.exp2(sink - larger))
         # By the share of all keys: 2^(pivot - lse) may be 0 where they are far above the pivot.
         share = share * gl.exp2(lse - both)
+        above += both - lse
         lse = gl.where(blind, -INFINITY, both)
 
     inside = row < tile.queries
@@ -62,7 +64,7 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         top = pivot + gl.log2(top_share)
         broken = (w != w) | (l != l)
         # -sum p log2 p, every term counted from the lse
-        entropy = share * (l * (lse - pivot) - w)
+        entropy = share * (l * above - w)
         squares = p2 * share * share
         if plan.SINKS:
             broken = broken | (lse != lse)
