@@ -659,3 +659,20 @@ def test_forward_mode_is_right_or_refused():
     except (RuntimeError, NotImplementedError):
         return
     torch.testing.assert_close(found, torch.func.jvp(oracle.attend, c.tensors, tangents)[1])
+
+
+@pytest.mark.parametrize("keys", [3, 65])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_of_minus_infinity_is_visible(dtype, width, causal, keys):
+    """torch's kernel takes logits that are all -inf for hidden ones, and gives zeros."""
+    query, key, value = (torch.rand(1, 2, keys, width).to(dtype) for _ in range(3))
+    query[:, 1, keys // 2] = -math.inf
+    out = scaledot.attention(query, key, value, is_causal=causal)
+    again, vitals = scaledot.attention_with_vitals(query, key, value, is_causal=causal)
+    broken = torch.zeros_like(out, dtype=torch.bool)
+    broken[:, 1, keys // 2] = True
+    assert torch.equal(out.isnan(), broken)
+    assert torch.equal(again.isnan(), broken)
+    assert vitals.nonfinite.tolist() == [[0, 1]]

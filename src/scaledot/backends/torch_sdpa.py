@@ -1,7 +1,7 @@
 """Serve a call by torch's own scaled_dot_product_attention, wherever that is right.
 
-Where it errs on a CPU (torch 2.13), this backend refuses: a NaN query over fewer than 16 keys comes
-out as zeros; hidden keys and values that are not finite leak into the rows that cannot see them;
+Where it errs on a CPU (torch 2.13), this backend refuses: a NaN query over fewer than 16 keys, and
+one of -inf, comes out as zeros; hidden keys and values that are not finite leak into the rows that cannot see them;
 causal with a scale of zero or below is NaN; gradients lose their digits far from logits of 0.
 
 On a GPU it serves short sequences on Hopper, where cuDNN is done before our kernel, and only
@@ -199,14 +199,14 @@ def _data_reason(
     short = key.shape[-2] < VECTOR_KEYS
     differentiated = torch.is_grad_enabled() and _needs_gradient(query, key, value)
     if not causal:
-        total = query.sum().item() if short else 0.0
+        total = query.sum().item()  # rows of -inf, and NaN over few keys, would come out as zeros
     elif short or differentiated:
         if query.shape == key.shape == value.shape:  # one look at all three
             total = torch.addcmul(value, query, key).sum().item()
         else:
             total = query.sum().item() + key.sum().item() + value.sum().item()
     else:
-        total = value.sum().item()
+        total = (query.sum() + value.sum()).item()
     if not -math.inf < total < math.inf:
         return "NaN or inf in the inputs: its kernel would hide or spread it"
     if differentiated and not within(query, key, scale, TORCH_IS_RIGHT_TO):
