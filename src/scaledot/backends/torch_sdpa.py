@@ -1,8 +1,9 @@
 """Serve a call by torch's own scaled_dot_product_attention, wherever that is right.
 
 Where it errs on a CPU (torch 2.13), this backend refuses: a NaN query over fewer than 16 keys, and
-one of -inf, comes out as zeros; hidden keys and values that are not finite leak into the rows that cannot see them;
-causal with a scale of zero or below is NaN; gradients lose their digits far from logits of 0.
+one of -inf, comes out as zeros; hidden keys and values that are not finite leak into the rows that
+cannot see them; causal with a scale of zero or below is NaN; gradients lose their digits far from
+logits of 0.
 
 On a GPU it serves short sequences on Hopper, where cuDNN is done before our kernel, and only
 shapes that leave cuDNN no padding: its padded tiles, odd strides and misaligned addresses are where
