@@ -7,8 +7,8 @@ def mend() -> None:
     """Mend faults of triton 3.6, to be deleted with it.
 
     Loop bounds that are scalars of a kernel are arrays of one number, of which numpy 2.4 no longer
-    makes an int; products and differences of bfloat16 are wrong; and float32 is cut off to
-    bfloat16, where a GPU rounds to the nearest.
+    makes an int; products and differences of bfloat16 are wrong; float32 is cut off to bfloat16,
+    where a GPU rounds to the nearest; and float64 becomes bfloat16 as an integer would.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -39,9 +39,9 @@ def mend() -> None:
     truncate = builder.create_fp_trunc
 
     def round_to_bfloat16(self, source, kind):
-        if (source.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
+        if kind.scalar != tl.bfloat16 or source.dtype.scalar not in (tl.float32, tl.float64):
             return truncate(self, source, kind)
-        values = np.asarray(source.data)
+        values = np.asarray(source.data).astype(np.float32)
         bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape).astype(np.uint64)
         nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         nearest = np.where(np.isnan(values), 0x7FC0, nearest)

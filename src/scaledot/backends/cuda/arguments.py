@@ -88,7 +88,7 @@ def describe_call(inputs: Inputs, settings: Settings) -> Call:
     """All but `counts`, which a kernel of its own finds."""
     query, key, mask = inputs.query, inputs.key, inputs.mask
     if mask is not None and mask.dtype == torch.bool:
-        mask = _as_integers(mask, query.element_size())
+        mask = mask.view(torch.uint8)
     left, right, rate = settings.left, settings.right, settings.dropout_p
     dropout = Dropout(None, None, None)
     if rate:
@@ -122,17 +122,6 @@ def describe_call(inputs: Inputs, settings: Settings) -> Call:
         BOTTOM_RIGHT=constant(settings.bottom_right),
         FLOAT=constant(tl.float64 if query.dtype == torch.float64 else tl.float32),
     )
-
-
-def _as_integers(mask: Tensor, size: int) -> Tensor:
-    """A bool mask as the kernels read it: bytes, without a copy, but 8 bytes for float64.
-
-    Triton 3.6 lays a product's operands out by the narrowest type they were made from, and has no
-    float64 product for one that was made from bytes. What repeats in memory still does.
-    """
-    if size < 8:
-        return mask.view(torch.uint8)
-    return _once(mask).to(torch.int64).expand(mask.shape)
 
 
 def aligned(inputs: Inputs) -> Inputs:

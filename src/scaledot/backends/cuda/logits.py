@@ -160,6 +160,18 @@ def capped(call, z, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def _apart_from_load(x, dtype: tl.constexpr):
+    """The numbers [M, N], as a sum of one term each where products of `dtype` cannot take them.
+
+    Triton 3.6 lays out a product's operands by the narrowest type that was loaded for them, and
+    cannot compile a float64 product if that has less than 32 bits. It looks through no sum.
+    """
+    if dtype == tl.float64 and x.dtype.primitive_bitwidth < 32:
+        x = tl.sum(x[:, :, None], 2)
+    return x
+
+
+@triton.jit
 def masked_pairs(call, place, i, j):
     """(bias in base 2, visible, read) of pairs, by position and by the mask tensor.
 
@@ -169,13 +181,14 @@ def masked_pairs(call, place, i, j):
     """
     seen = visible(i, j, place.seq, call.window)
     offsets = i.to(tl.int64) * call.mask.stride_row + j.to(tl.int64) * call.mask.stride_column
-    mask = tl.load(entry(call.mask, place.b, place.h) + offsets, mask=seen, other=0)
-    if mask.dtype.is_int():
+    loaded = tl.load(entry(call.mask, place.b, place.h) + offsets, mask=seen, other=0)
+    mask = _apart_from_load(loaded, call.FLOAT)
+    if loaded.dtype.is_int():
         seen = seen & (mask != 0)
         bias = tl.zeros(mask.shape, call.FLOAT)
         read = seen
     else:
-        half: tl.constexpr = lowest(mask.dtype) / 2
+        half: tl.constexpr = lowest(loaded.dtype) / 2
         hidden = mask.to(call.FLOAT) == float("-inf")
         seen = seen & (hidden == 0)
         read = seen & ((mask.to(call.FLOAT) <= half) == 0)  # NaN is read, and shows

@@ -1,0 +1,95 @@
+"""Compile the portable kernels of calls for a GPU that need not be there.
+
+    python compiled_kernels.py ARCHITECTURE "Case(...)" ["Case(...)" ...]
+
+A process of its own: an assertion in Triton's compiler ends it. It prints a JSON object with the
+widths along the keys (kWidth) of each kernel's products, by the kernel's name.
+"""
+
+import json
+import os
+import re
+import sys
+import tempfile
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+from fuzz import engines
+from fuzz.cases import Case
+from fuzz.tensors import make
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+
+from scaledot.backends.cuda import backend
+
+
+class Driver:
+    """As Triton's of a GPU of this architecture."""
+
+    def __init__(self, architecture: int) -> None:
+        self.target = GPUTarget("cuda", architecture, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiled:
+    """Launched, it does nothing."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *arguments: None
+
+
+def compile_only(architecture: int) -> dict[str, set[int]]:
+    """Let every launch compile its kernel and end there; returns what is printed, to be filled."""
+    found: dict[str, set[int]] = {}
+    run = jit.JITFunction.run
+
+    def compile_(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
+        compiled = run(self, *arguments, grid=grid, warmup=True, **options)
+        name = self.fn.__qualname__
+        widths = re.findall(r"tt\.dot .*kWidth = (\d+)", compiled.asm["ttgir"])
+        found.setdefault(name, set()).update(map(int, widths))
+        return Compiled()
+
+    driver.set_active(Driver(architecture))
+    jit.JITFunction.run = compile_
+    torch.cuda.current_device = lambda: None  # the device of CPU tensors, so that no GPU is asked
+    backend.interprets = lambda: True  # CPU tensors are served
+    return found
+
+
+def compile_call(case: Case) -> None:
+    """Compile what the call of a case and its gradients launch."""
+    call = make(case)
+    for leaf in call.leaves.values():
+        leaf.requires_grad_()
+    if case.with_vitals:
+        out, _ = engines.attention_with_vitals(call, "triton")
+    else:
+        out = engines.attention(call, "triton")
+    if out.requires_grad:
+        out.backward(torch.zeros_like(out))
+
+
+def main() -> None:
+    architecture, *cases = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        found = compile_only(int(architecture))
+        for text in cases:
+            print(text, file=sys.stderr, flush=True)  # the last one is what ended the process
+            compile_call(eval(text, {"Case": Case}))
+    print(json.dumps({name: sorted(widths) for name, widths in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The portable kernels of float64 calls are compiled for a GPU on any machine.
+
+Triton cannot compile a float64 product whose operand it thinks is made of a narrower type: its
+assertion ends the process. The interpreter shows nothing of that.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from fuzz.cases import Case, draw
+
+from scaledot.backends.cuda import backend
+
+if backend.TRITON is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+TESTS = pathlib.Path(__file__).parents[1]
+PLAIN = Case(query_lead=(1, 4), gqa=True, dtype="float64", width=13, with_vitals=True)
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def compiled(architecture, *cases):
+    """The widths along the keys of the products of each kernel."""
+    ended = subprocess.run(
+        [sys.executable, TESTS / "compiled_kernels.py", str(architecture), *map(str, cases)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *sys.path)))},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout)
+
+
+def masked(case, kind):
+    mask, of = ("bool", None) if kind == "bool" else ("float", kind)
+    return replace(case, mask=mask, mask_type=of, mask_shape=(case.queries, case.keys))
+
+
+def test_masks_narrower_than_the_product():
+    cases = [replace(masked(PLAIN, kind), only_wanted="value") for kind in ("bool", "float16")]
+    widths = compiled(90, *cases)
+    for kernel in ("_forward_kernel", "keys_kernel", "rows_kernel"):
+        assert widths[kernel] == [1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("architecture", "width"), [(90, 1), (80, 33), (90, 128), (80, 300)])
+def test_masks_of_every_type_and_width(architecture, width):
+    case = replace(PLAIN, width=width, value_width=width)
+    compiled(architecture, *(masked(case, kind) for kind in ("bool", *FLOATS)))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(0, 16, 4))
+def test_random_calls(first):
+    """Of every score, window, cap, scale, packing and layout."""
+    compiled(90, *(replace(draw(64, i), dtype="float64") for i in range(first, first + 4)))
