@@ -61,8 +61,8 @@ def repair(
     batch, heads, queries, width = query.shape
     call = describe_call(inputs, settings)
     blocks = blocks_of(call, queries, BLOCK_M)
-    span = 1 if inputs.cu_seqlens_q is not None else min(SPAN, triton.next_power_of_2(blocks))
-    spans = -(-blocks // span)
+    span = 1 if inputs.cu_seqlens_q is not None else min(SPAN, 1 << (blocks - 1).bit_length())
+    spans: int = -(-blocks // span)
     value_width = value.shape[-1]
     arguments: dict[str, Any] = {
         "call": call,
