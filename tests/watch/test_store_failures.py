@@ -8,6 +8,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from watch.store_cases import (
     warnings_in,
 )
 
+from scaledot.watch.reading import DISK
 from scaledot.watch.store import RunReader, Store, StoreError, schema, writer
 from scaledot.watch.store.packing import pack_integers
 
@@ -152,6 +154,47 @@ def test_disk_that_stays_full_ends_with_what_was_committed(path, caplog):
         store.close()
     assert steps_in(path) == [0]
     assert len(warnings_in(caplog)) == 1
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_disk_that_refuses_to_the_end_leaves_a_note_in_the_file(path, monkeypatch, full):
+    monkeypatch.setattr(
+        writer.shutil, "disk_usage", lambda folder: SimpleNamespace(free=not full and 2**40)
+    )
+    store = Store(path)
+    store.write(readings(0))
+    assert store.flush()
+    began = time.time()
+    with files_no_larger_than(path.stat().st_size):  # a row that is there can be changed
+        for step in range(1, 2000):
+            store.write(readings(step))
+        assert not store.flush()
+        store.close()
+    (segment,) = RunReader(path).segments()
+    assert steps_in(path) == [0]
+    assert segment.cut_off
+    assert segment.seen < began < segment.ended
+    assert segment.dropped == 3 * 1999
+    disk = segment.attributes.more[DISK]
+    assert disk["full"] is full
+    assert began <= disk["since"] <= segment.ended
+    assert disk["until"] is None
+
+
+def test_disk_that_writes_again_leaves_a_note_where_numbers_are_lost(path):
+    entry = sum(r.floats.nbytes + r.counts.nbytes for r in readings(0))
+    with Store(path, queue_bytes=10 * entry) as store:
+        store.write(readings(0))
+        assert store.flush()
+        with files_no_larger_than(4096):
+            for step in range(1, 60):
+                store.write(readings(step))
+                assert not store.flush()
+        assert store.flush()
+    (segment,) = RunReader(path).segments()
+    assert not segment.cut_off
+    disk = segment.attributes.more[DISK]
+    assert segment.started <= disk["since"] <= disk["until"] <= segment.ended
 
 
 def test_full_disk_fills_no_more_memory_than_the_queue(path):

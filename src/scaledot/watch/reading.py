@@ -31,6 +31,7 @@ WATCH_COST = "watch_cost"  # share of the step time that went into the watch
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"
 REMEDIES = "remedies"
+DISK = "disk"  # when the disk last refused to write and numbers were lost: full, since, until
 ALIVE = "alive"  # the step at the last sign of life between two readings
 
 

@@ -212,6 +212,20 @@ def _is_remedies(value: Any) -> bool:
     )
 
 
+def _is_disk(value: Any) -> bool:
+    """Whether it is what a store notes of a disk that refused to write."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("full"), bool)
+        and _is_time(value.get("since"))
+        and (value.get("until") is None or _is_time(value["until"]))
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LATEST_TIME
+
+
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
@@ -221,4 +235,5 @@ KNOWN = {
     "judged": lambda value: isinstance(value, bool),
     reading.LOSS_CALLS: lambda value: type(value) is int and 0 < value < LATEST,
     reading.REMEDIES: _is_remedies,
+    reading.DISK: _is_disk,
 }
