@@ -4,12 +4,11 @@ import json
 import math
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from watch.report_cases import LAYERS, STARTED, collapsing, loss, reading, write_run
-from watch.store_cases import files_no_larger_than
+from watch.store_cases import refuse_rows
 
 from scaledot import cli
 from scaledot.watch import Watch, crash, report
@@ -20,7 +19,7 @@ from scaledot.watch.report import judged
 from scaledot.watch.report.history import read_history
 from scaledot.watch.report.verdict import verdict_of
 from scaledot.watch.report.words import moment
-from scaledot.watch.store import RunReader, Store, writer
+from scaledot.watch.store import RunReader, Store
 from scaledot.watch.top.frame import frame_of
 from scaledot.watch.top.history import History
 
@@ -320,18 +319,16 @@ def test_a_run_that_was_killed_and_one_that_is_written_are_told_apart(tmp_path):
 def test_a_disk_that_refused_to_the_end_is_named_and_the_run_is_not_healthy(
     tmp_path, monkeypatch, full, why
 ):
-    free = SimpleNamespace(free=0 if full else 2**40)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: free)
     path = write_run(tmp_path / "r.vitals")
     store = Store(path)
     layers = dict(LAYERS)
     store.write([reading(60, layer, layers[layer]) for layer in layers])
     assert store.flush()
-    with files_no_larger_than(path.stat().st_size):  # a row that is there can be changed
-        for step in range(61, 400):
-            store.write([reading(step, layer, layers[layer], max_logit=step) for layer in layers])
-        assert not store.flush()
-        store.close()
+    refuse_rows(monkeypatch, full)
+    for step in range(61, 400):
+        store.write([reading(step, layer, layers[layer], max_logit=step) for layer in layers])
+    assert not store.flush()
+    store.close()
     facts, verdict = report.examine(path)
     assert facts.cut_off
     assert verdict.state == "unknown"
