@@ -253,6 +253,39 @@ def _segment(database: sqlite3.Connection) -> int:
     return database.execute("SELECT max(id) FROM segment").fetchone()[0]
 
 
+def notes(number: int, text: str) -> Write:
+    """So many attributes of the run."""
+
+    def write(database: sqlite3.Connection) -> None:
+        for place in range(number):
+            attribute(database, f"n{place}", text)
+
+    return write
+
+
+def segments(number: int, streams: int) -> Write:
+    """So many continuations, each of some streams of one reading."""
+
+    def write(database: sqlite3.Connection) -> None:
+        values = "started, seen, ended, dropped, float_fields, count_fields"
+        row = database.execute(f"SELECT {values} FROM segment").fetchone()
+        floats = np.full(len(FLOAT_FIELDS), 0.5, "<f4").tobytes()
+        counts = np.ones(len(COUNT_FIELDS), "<i8").tobytes()
+        for segment in range(100, 100 + number):
+            database.execute("INSERT INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)", (segment, *row))
+            for id_ in range(segment * 2**32, segment * 2**32 + streams):
+                stream = (id_, segment, "train", '[["a", 1]]')
+                database.execute("INSERT INTO stream VALUES (?, ?, ?, ?)", stream)
+                steps, times = packed([segment]), packed([int(1.7e15) + segment])
+                chunk = (id_, id_, 0, 1, segment, 0, steps, times)
+                database.execute("INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)", chunk)
+                for at, data in ((0, floats), (len(FLOAT_FIELDS), counts)):
+                    part = (id_ * 64 + at, "same", data)
+                    database.execute("INSERT INTO part VALUES (?, ?, ?)", part)
+
+    return write
+
+
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT "
 as_view(
     "segment",
@@ -358,7 +391,15 @@ case(
         ),
     ),
 )
+case("attributes_of_escapes", notes(20, '"' + "\\u0041" * 150_000 + '"'))
+case("attributes_of_digits", notes(25, json.dumps("1" * 1_000_000)))
+case("attributes_nineteen_thousand", notes(19_000, "1"))
+case("segments_nineteen_thousand", segments(19_000, 1))
+case("segments_of_many_streams", segments(1_900, 10))
+case("segments_two_thousand", segments(1_900, 1))
 case("alarms_a_hundred_thousand", alarms(30_000))
+case("alarms_long", alarms(10_000, words="w" * 1500, advice="x" * 1000))
+case("alarms_of_many_heads", alarms(60, heads=list(range(60_000))))
 case("alarm_words_of_ten_million", alarms(1, words="w" * 10_000_000))
 case("alarm_heads_a_million", alarms(1, heads=list(range(MILLION))))
 case("alarm_heads_far_away", alarms(1, heads=[2**40, -5], head=-1))
@@ -562,7 +603,7 @@ class Seen(NamedTuple):
 
     store: str
     viewer: str
-    seconds: float
+    seconds: float  # of computing
     megabytes: float  # at the most, beyond those of the empty process
     status: int | None  # None: it was still at work when it was ended
     output: str
@@ -641,7 +682,7 @@ class Page:
 VIEWERS = ("top", "report", "monitor")
 
 
-def open_all(stores: Iterable[str], limit: float = 20.0) -> Iterable[Seen]:
+def open_all(stores: Iterable[str], limit: float = 60.0) -> Iterable[Seen]:
     """Every viewer on each of these stores; limit: seconds until one is ended."""
     import scaledot.lab.server.monitor
     import scaledot.watch.remedies
@@ -673,7 +714,6 @@ def _seen(store: str, viewer: str, path: Path, folder: Path, limit: float, base:
             status = os.waitstatus_to_exitcode(code)
         else:
             time.sleep(0.01)
-    seconds = time.monotonic() - begun
     if status is None:
         os.kill(child, signal.SIGKILL)
         _, _, usage = os.wait4(child, 0)
@@ -684,6 +724,7 @@ def _seen(store: str, viewer: str, path: Path, folder: Path, limit: float, base:
         page.unlink()
         text += "".join(raw_escapes(written))
         text += "Traceback: page too long" if len(written) > 5 * MILLION else ""
+    seconds = usage.ru_utime + usage.ru_stime
     grown = usage.ru_maxrss / 1024 - base
     return Seen(store, viewer, seconds, grown, status, text)
 

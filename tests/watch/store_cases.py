@@ -3,12 +3,15 @@
 import contextlib
 import logging
 import os
+import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Phase, Reading, Scalar
+from scaledot.watch.store import writer
 
 LAYERS = (("blocks.0.attention", 3), ("blocks.1.attention", 5), ("decoder.cross", 2))
 STARTED = 1_700_000_000.0
@@ -54,6 +57,17 @@ def files_no_larger_than(size: int):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def refuse_rows(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    """Let the disk take no new row from now on, being full or broken; what is there can change."""
+
+    def refuse(database: sqlite3.Connection, rows: object) -> None:
+        error = sqlite3.OperationalError("it is full" if full else "it is broken")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL if full else sqlite3.SQLITE_IOERR
+        raise error
+
+    monkeypatch.setattr(writer, "_write_rows", refuse)
 
 
 @contextlib.contextmanager

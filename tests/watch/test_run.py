@@ -750,6 +750,25 @@ def test_the_only_process_behind_a_launcher_takes_the_name(folder):
     assert done.err.startswith("scaledot: vitals go to run.vitals")
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o222])
+@pytest.mark.parametrize("option", ["--store", "--alarms"])
+def test_a_folder_that_may_not_be_entered_is_named_before_anything_starts(capsys, option, mode):
+    _write("script.py", "")
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+        Path(name).chmod(0o777)
+        closed = Path(name, "closed")
+        closed.mkdir()
+        (closed / "there").touch()
+        closed.chmod(mode)
+        with unprivileged():
+            for file in ("there", "new", "deeper/new"):
+                known = ["--store", str(Path(name, "run.vitals"))] if option == "--alarms" else []
+                arguments = ["run", *known, option, str(closed / file), "script.py"]
+                assert cli.main(arguments) == 2
+                assert f"no right to write {closed}; give {option}" in capsys.readouterr().err
+        closed.chmod(0o755)
+
+
 def test_a_folder_that_takes_no_alarms_is_named_before_anything_starts(folder):
     (folder / "closed").mkdir(0o555)
     with (

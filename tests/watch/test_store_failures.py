@@ -14,11 +14,14 @@ import pytest
 from watch.store_cases import (
     files_no_larger_than,
     readings,
+    refuse_rows,
     scalars,
     unprivileged,
     warnings_in,
 )
 
+from scaledot.printable import typed
+from scaledot.watch.reading import DISK
 from scaledot.watch.store import RunReader, Store, StoreError, schema, writer
 from scaledot.watch.store.packing import pack_integers
 
@@ -106,6 +109,36 @@ def test_folder_of_a_new_run_is_made(tmp_path):
     assert steps_in(store.path) == [0]
 
 
+def test_run_with_an_endless_command_line_can_be_read(path, monkeypatch):
+    monkeypatch.setattr(
+        "sys.argv", ["train.py", *(f"data/{place}.parquet" for place in range(50_000))]
+    )
+    for _ in range(20):
+        with Store(path) as store:
+            store.write(readings(0))
+    command = RunReader(path).attributes.command
+    assert command[:2] == ("train.py", "data/0.parquet")
+    assert command[-1].endswith("…")
+    assert len(" ".join(command)) < 20_000
+
+
+@pytest.mark.parametrize("name", ["-run.vitals", "a b.vitals", "a\x1b[2J\n.vitals"])
+def test_command_of_a_message_names_the_file_for_a_shell(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = Path(name)
+    with pytest.raises(StoreError) as missing:
+        RunReader(path)
+    assert f"--store {typed(path.absolute())} SCRIPT" in str(missing.value)
+    with Store(path) as store:
+        store.write(readings(0))
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(StoreError) as damaged:
+        RunReader(path)
+    assert f"sqlite3 {typed(path.absolute())} .recover" in str(damaged.value)
+
+
 def test_announced_size_of_a_packed_column_is_a_limit(path):
     with Store(path) as store:
         store.write(readings(0))
@@ -152,6 +185,44 @@ def test_disk_that_stays_full_ends_with_what_was_committed(path, caplog):
         store.close()
     assert steps_in(path) == [0]
     assert len(warnings_in(caplog)) == 1
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_disk_that_refuses_to_the_end_leaves_a_note_in_the_file(path, monkeypatch, full):
+    store = Store(path)
+    store.write(readings(0))
+    assert store.flush()
+    began = time.time()
+    refuse_rows(monkeypatch, full)
+    for step in range(1, 100):
+        store.write(readings(step))
+    assert not store.flush()
+    store.close()
+    (segment,) = RunReader(path).segments()
+    assert steps_in(path) == [0]
+    assert segment.cut_off
+    assert segment.seen < began < segment.ended
+    assert segment.dropped == 3 * 99
+    disk = segment.attributes.more[DISK]
+    assert disk["full"] is full
+    assert began <= disk["since"] <= segment.ended
+    assert disk["until"] is None
+
+
+def test_disk_that_writes_again_leaves_a_note_where_numbers_are_lost(path):
+    entry = sum(r.floats.nbytes + r.counts.nbytes for r in readings(0))
+    with Store(path, queue_bytes=10 * entry) as store:
+        store.write(readings(0))
+        assert store.flush()
+        with files_no_larger_than(4096):
+            for step in range(1, 60):
+                store.write(readings(step))
+                assert not store.flush()
+        assert store.flush()
+    (segment,) = RunReader(path).segments()
+    assert not segment.cut_off
+    disk = segment.attributes.more[DISK]
+    assert segment.started <= disk["since"] <= disk["until"] <= segment.ended
 
 
 def test_full_disk_fills_no_more_memory_than_the_queue(path):

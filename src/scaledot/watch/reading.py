@@ -31,7 +31,10 @@ WATCH_COST = "watch_cost"  # share of the step time that went into the watch
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"
 REMEDIES = "remedies"
+DISK = "disk"  # when the disk last refused to write and numbers were lost: full, since, until
 ALIVE = "alive"  # the step at the last sign of life between two readings
+
+LONGEST_COMMAND = 2**14  # characters of a command line that are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,12 +169,23 @@ class RunAttributes:
     def here(model: torch.nn.Module | None = None, **more: Any) -> "RunAttributes":
         """Of the process that calls: its command, the versions it has loaded, the model."""
         return RunAttributes(
-            command=redact(sys.argv),
+            command=_shortened(redact(sys.argv)),
             versions=loaded_versions(),
             model="" if model is None else summary(model),
             started=clock.time(),
             more=more,
         )
+
+
+def _shortened(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Cut a command line at LONGEST_COMMAND: a `*` of the shell may make it megabytes long."""
+    found, left = [], LONGEST_COMMAND
+    for argument in arguments:
+        if left < len(argument):
+            return (*found, f"{argument[:left]}…")
+        found.append(argument)
+        left -= len(argument) + 1
+    return tuple(found)
 
 
 # Packages whose version may explain a run. Only those already imported are listed.

@@ -250,15 +250,18 @@ def _refuse_foreign(store: Path) -> None:
 
 def _refuse_unwritable(file: Path, option: str = "--store") -> None:
     file = file.absolute()
+    # What is in a folder that may not be entered does not exist for os.path; Path would raise.
     place = next(path for path in (file, *file.parents) if os.path.exists(path))
-    if place != file and not place.is_dir():
+    in_folder = os.path.isdir(place)
+    if place != file and not in_folder:
         raise ValueError(f"cannot write {file}: {place} is no folder; give another {option} FILE")
-    if option == "--alarms" and (file.is_dir() or (place.is_dir() and place != file.parent)):
-        missing = "it is a folder" if file.is_dir() else f"there is no folder {file.parent}"
-        raise ValueError(f"cannot write {file}: {missing}; give another {option} FILE")
     effective = os.access in os.supports_effective_ids
-    if not os.access(place, os.W_OK, effective_ids=effective):
+    rights = os.W_OK | (os.X_OK if in_folder else 0)
+    if not os.access(place, rights, effective_ids=effective):
         raise ValueError(f"cannot write {file}: no right to write {place}; give {option} FILE")
+    if option == "--alarms" and in_folder and place != file.parent:
+        missing = "it is a folder" if place == file else f"there is no folder {file.parent}"
+        raise ValueError(f"cannot write {file}: {missing}; give another {option} FILE")
 
 
 def _steps(text: str) -> int:

@@ -167,16 +167,21 @@ def test_a_handler_of_the_script_is_left_alone(guard, kept, number):
 
 
 LONG_CALL = """
+    import ctypes
+
     train(4)
-    matrix = torch.randn(3000, 3000)
+    system = ctypes.CDLL(None)
+    lock = ctypes.create_string_buffer(256)
+    system.pthread_mutex_init(lock, None)
+    system.pthread_mutex_lock(lock)
     print("begun", flush=True)
-    torch.linalg.eigvals(matrix)  # many seconds in which no Python runs
+    system.pthread_mutex_lock(lock)  # forever: no signal ends it, and no Python runs here
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_a_signal_inside_a_long_call_ends_the_process_at_once(tmp_path, number, stopped):
+def test_a_signal_inside_a_long_call_ends_the_process_before_the_call_does(tmp_path, number, stopped):
     file, store = tmp_path / "train.py", tmp_path / "run.vitals"
     file.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(LONG_CALL))
     command = [sys.executable, "-m", "scaledot", "run", "--every", "1", "--store", str(store)]
@@ -196,9 +201,10 @@ def test_a_signal_inside_a_long_call_ends_the_process_at_once(tmp_path, number, 
             process.send_signal(signal.SIGCONT)
         else:
             process.send_signal(number)
-        began = time.monotonic()
-        assert process.wait(60) == -number
-        assert time.monotonic() - began < 3  # 0.3 s on a machine that has nothing else to do
+        try:
+            assert process.wait(120) == -number
+        finally:
+            process.kill()
     found = RunReader(store)
     (one,) = crash.from_note(found.attributes.more.get(crash.NOTE))
     assert (one.kind, one.signal, one.step) == ("signal", number.name, 4)

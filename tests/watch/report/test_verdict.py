@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from watch.report_cases import LAYERS, STARTED, collapsing, loss, reading, write_run
+from watch.store_cases import refuse_rows
 
 from scaledot import cli
 from scaledot.watch import Watch, crash, report
@@ -17,6 +18,7 @@ from scaledot.watch.report import facts as facts_module
 from scaledot.watch.report import judged
 from scaledot.watch.report.history import read_history
 from scaledot.watch.report.verdict import verdict_of
+from scaledot.watch.report.words import moment
 from scaledot.watch.store import RunReader, Store
 from scaledot.watch.top.frame import frame_of
 from scaledot.watch.top.history import History
@@ -309,6 +311,36 @@ def test_a_run_that_was_killed_and_one_that_is_written_are_told_apart(tmp_path):
     assert facts_module.read(path, now=time.time() + 3600).state == "silent"
     store.close()
     assert facts_module.read(path).state == "ended"
+
+
+@pytest.mark.parametrize(
+    ("full", "why"), [(True, "the disk was full"), (False, "the disk refused to write")]
+)
+def test_a_disk_that_refused_to_the_end_is_named_and_the_run_is_not_healthy(
+    tmp_path, monkeypatch, full, why
+):
+    path = write_run(tmp_path / "r.vitals")
+    store = Store(path)
+    layers = dict(LAYERS)
+    store.write([reading(60, layer, layers[layer]) for layer in layers])
+    assert store.flush()
+    refuse_rows(monkeypatch, full)
+    for step in range(61, 400):
+        store.write([reading(step, layer, layers[layer], max_logit=step) for layer in layers])
+    assert not store.flush()
+    store.close()
+    facts, verdict = report.examine(path)
+    assert facts.cut_off
+    assert verdict.state == "unknown"
+    assert verdict.headline == (
+        f"{why.capitalize()} and nothing more was written; until then none of 5 heads needed "
+        "attention."
+    )
+    assert facts.disk is not None
+    since = moment(facts.disk["since"])
+    assert f"Nothing was written after step 60: {why} since {since}." in verdict.sentences[0]
+    assert f"678 numbers were dropped because {why}." in verdict.unknown
+    assert "too slow" not in " ".join(verdict.unknown)
 
 
 def test_a_terminated_run_is_not_said_to_be_written_and_top_agrees(tmp_path):

@@ -65,6 +65,7 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
                 "watched": None if facts.watched is None else facts.watched[0],
                 "layers": None if facts.watched is None else facts.watched[1],
                 "dropped": facts.dropped,
+                "cut_off": facts.cut_off,
                 "replaced": facts.replaced,
             },
             "cost": {

@@ -63,6 +63,8 @@ class Facts:
     cost: float | None  # share of the step time
     step_time: float | None
     dropped: int
+    cut_off: bool  # it ended while the disk refused to write
+    disk: dict[str, Any] | None  # when it last refused, as reading.DISK keeps it
     replaced: int  # steps of earlier segments that later ones wrote again
     coverage: str
     watched: tuple[int, int] | None  # layers of layers; None: not known
@@ -125,6 +127,8 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         cost=_last(reader.scalars(reading.WATCH_COST).newest(starts)),
         step_time=_last(reader.scalars(reading.STEP_TIME).newest(starts)),
         dropped=sum(segment.dropped for segment in segments),
+        cut_off=bool(segments) and segments[-1].cut_off,
+        disk=_disk(segments),
         replaced=_replaced(reader, starts),
         coverage=coverage,
         watched=watched_in(coverage),
@@ -152,6 +156,13 @@ def _crashes(segments: list[Segment], starts: Mapping[int, int]) -> list[Crash]:
         )
     ]
     return found[-MOST_CRASHES:]
+
+
+def _disk(segments: list[Segment]) -> dict[str, Any] | None:
+    """Find the last note of a disk that refused to write; at a refused end that end's alone."""
+    asked = segments[-1:] if segments and segments[-1].cut_off else segments
+    notes = [one.attributes.more.get(reading.DISK) for one in asked]
+    return next(filter(None, reversed(notes)), None)
 
 
 def _replaced(reader: RunReader, starts: Mapping[int, int]) -> int:

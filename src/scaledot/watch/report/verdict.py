@@ -7,7 +7,7 @@ from typing import Any, Literal
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.report.facts import Facts, edge
 from scaledot.watch.report.remedy import CLOSING
-from scaledot.watch.report.words import count, listed, number, sentence, where
+from scaledot.watch.report.words import count, listed, moment, number, sentence, where
 
 State = Literal["broken", "sick", "watch", "healthy", "unknown"]
 
@@ -92,7 +92,8 @@ def not_known(facts: Facts) -> list[str]:
             "same numbers; they are left out. A new --store keeps two runs apart."
         )
     if facts.dropped:
-        said.append(f"{count(facts.dropped, 'number')} were dropped because the disk was too slow.")
+        verb = "was" if facts.dropped == 1 else "were"
+        said.append(f"{count(facts.dropped, 'number')} {verb} dropped because {_disk(facts)}.")
     if facts.readings and not len(facts.loss.steps):
         said.append("The store holds no loss, so nothing is said about it.")
     if facts.readings and facts.cost is None:
@@ -109,7 +110,9 @@ def _state(facts: Facts) -> State:
         return "sick"
     if by_grade(facts.alarms, "warn"):
         return "watch"
-    return "healthy" if facts.readings >= FEWEST and not _failed(facts) else "unknown"
+    if facts.readings < FEWEST or facts.cut_off or _failed(facts):
+        return "unknown"
+    return "healthy"
 
 
 def _failed(facts: Facts) -> bool:
@@ -117,13 +120,22 @@ def _failed(facts: Facts) -> bool:
     return any(crash.kind == "exception" for crash in facts.crashes)
 
 
+def _disk(facts: Facts) -> str:
+    """Why numbers are lost."""
+    if facts.disk is None:
+        return "the disk refused to write" if facts.cut_off else "the disk was too slow"
+    return "the disk was full" if facts.disk["full"] else "the disk refused to write"
+
+
 def _headline(facts: Facts, state: State) -> str:
     if state == "unknown":
         if not facts.readings:
             return "The store holds no reading, so there is nothing to judge."
         if facts.readings >= FEWEST:
-            heads = count(facts.heads, "head")
-            return f"The script ended with an error; until then none of {heads} needed attention."
+            end = "The script ended with an error"
+            if facts.cut_off:
+                end = f"{_disk(facts).capitalize()} and nothing more was written"
+            return f"{end}; until then none of {count(facts.heads, 'head')} needed attention."
         return f"{count(facts.readings, 'reading')}: too few to judge a training."
     if state == "broken":
         return _broken_headline(facts)
@@ -200,6 +212,10 @@ def _ending(facts: Facts) -> list[str]:
             said.append(f"The script ended {at} with {sentence(crash.words)}")
             if PEER.search(crash.words):
                 said.append("Perhaps another rank ended first; then its traceback is in the log.")
+    if facts.cut_off:
+        after = "" if facts.last_step is None else f" after step {facts.last_step:,}"
+        since = "" if facts.disk is None else f" since {moment(facts.disk['since'])}"
+        said.append(f"Nothing was written{after}: {_disk(facts)}{since}. What came then is lost.")
     ended = any(crash.kind != "loss" for crash in facts.crashes)
     if facts.state == "silent" and not ended:
         after = "" if facts.last_step is None else f" after step {facts.last_step:,}"

@@ -18,6 +18,7 @@ from scaledot.watch.store.tables import LATEST, LATEST_TIME, whole
 
 # A full chunk has some 16,000 numbers a field; a record of a wide model has more.
 MOST_NUMBERS = 2**17
+LEAST_BYTES = 4_096  # of the file that a chunk stands for
 CHUNK_BYTES = 1_000  # that a chunk takes in memory besides its numbers
 MICROSECONDS = LATEST_TIME * 1_000_000
 
@@ -124,6 +125,7 @@ def _chunk(
     database: Database, stream: Stream, row: Sequence, fields: Sequence[str] | None
 ) -> Chunk:
     id_, first, records, split, steps, times = row
+    database.spend("chunks", LEAST_BYTES)
     whole(first, 0, LATEST)
     whole(records, 1, max(MOST_NUMBERS // stream.width, 1))
     if (times is None) != bool(stream.names):

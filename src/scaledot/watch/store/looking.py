@@ -8,7 +8,6 @@ that names the file, and `allowance` limits what a look may cost.
 """
 
 import contextlib
-import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scaledot.printable import typed
 from scaledot.watch.store import schema
 from scaledot.watch.store.allowance import Allowance, Excess
 from scaledot.watch.store.schema import Database, StoreError
@@ -65,8 +65,7 @@ def look(path: Path) -> Generator[Database]:
         path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(
-            f"there is no run at {path}; `scaledot run --store {shlex.quote(str(path))} SCRIPT` "
-            "writes one"
+            f"there is no run at {path}; `scaledot run --store {typed(path)} SCRIPT` writes one"
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -179,5 +178,5 @@ def _damaged(path: Path, reason: str) -> StoreError:
     reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
     return StoreError(
         f"{path} is damaged ({reason}); give another copy of it, or save what is left: "
-        f"sqlite3 {shlex.quote(str(path))} .recover"
+        f"sqlite3 {typed(path)} .recover"
     )

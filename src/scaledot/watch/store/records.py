@@ -22,10 +22,15 @@ class Segment:
     started: float  # seconds since 1970, as the times below
     seen: float  # the last commit
     ended: float | None  # None: still writing, or killed
-    dropped: int  # readings and scalars lost because the disk was too slow
+    dropped: int  # readings and scalars lost: the disk was too slow, or refused to write
     float_fields: tuple[str, ...]
     count_fields: tuple[str, ...]
     attributes: RunAttributes
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether it ended while the disk refused to write: what came after `seen` is lost."""
+        return self.ended is not None and self.ended > self.seen
 
     def knows(self, name: str) -> bool:
         return name in self.float_fields or name in self.count_fields

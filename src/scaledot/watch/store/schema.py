@@ -68,7 +68,7 @@ CREATE TABLE segment (
     started REAL NOT NULL,  -- seconds since 1970
     seen REAL NOT NULL,  -- time of the last commit
     ended REAL,  -- NULL: still writing, or killed
-    dropped INTEGER NOT NULL DEFAULT 0,  -- readings and scalars lost because the disk was too slow
+    dropped INTEGER NOT NULL DEFAULT 0,  -- readings and scalars that the disk did not take
     float_fields TEXT NOT NULL,  -- JSON array: the vitals in chunk.data, in this order
     count_fields TEXT NOT NULL  -- JSON array: the vitals in chunk.counts, in this order
 );

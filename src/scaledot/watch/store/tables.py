@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from scaledot.watch import reading
@@ -16,11 +17,13 @@ LATEST = 2**53  # steps and counts beyond are no exact numbers in a page
 LATEST_TIME = 253_000_000_000  # seconds since 1970: the year 9987
 MOST_HEADS = 2**16  # of a layer
 WIDEST = 2**18  # heads of all layers
-MOST_ROWS = 20_000  # of alarms, segments, streams or attributes
+MOST_ROWS = {"segment": 2_000, "attribute": 20_000, "stream": 10_000, "alarm": 20_000}
 MOST_LAYERS = 6_000  # of the run
 MOST_NAMES = 10_000  # of layers or scalars in one stream
 LONGEST_NAME = 1_000
-LONGEST_TEXT = 2**21  # JSON included
+# Characters of one text, and of the JSON in a row of a table.
+LONGEST_TEXT = 2**21
+LONGEST = {"segment": 2**16, "attribute": 2**20, "stream": 2**21, "alarm": 2**20}
 
 
 def read_name(database: Database) -> str:
@@ -31,13 +34,21 @@ def read_name(database: Database) -> str:
 def read_segments(database: Database) -> dict[int, Segment]:
     """By id, oldest first."""
     attributes: dict[int, dict[str, Any]] = {}
-    for segment, name, value in _rows(database, "SELECT segment, name, value FROM attribute"):
-        attributes.setdefault(segment, {})[_name(name)] = _json(database, value)
+    for segment, name, value in _rows(database, "attribute", "segment, name", "value"):
+        attributes.setdefault(segment, {})[_name(name)] = _json(database, value, "attributes")
     rows = _rows(
         database,
-        "SELECT id, started, seen, ended, dropped, float_fields, count_fields"
-        " FROM segment ORDER BY id",
+        "segment",
+        "id, started, seen, ended, dropped",
+        "float_fields",
+        "count_fields",
+        rest="ORDER BY id",
     )
+
+    @cache  # the fields of most segments are the same
+    def fields(text: str) -> tuple[str, ...]:
+        return _names(_json(database, text), PARTS_A_CHUNK)
+
     return {
         id_: Segment(
             whole(id_, 0, 2**31),
@@ -45,8 +56,8 @@ def read_segments(database: Database) -> dict[int, Segment]:
             _time(seen),
             None if ended is None else _time(ended),
             whole(dropped, 0, LATEST),
-            float_fields=_names(_json(database, floats), PARTS_A_CHUNK),
-            count_fields=_names(_json(database, counts), PARTS_A_CHUNK),
+            float_fields=fields(floats),
+            count_fields=fields(counts),
             attributes=_attributes(attributes.get(id_, {})),
         )
         for id_, started, seen, ended, dropped, floats, counts in rows
@@ -56,15 +67,24 @@ def read_segments(database: Database) -> dict[int, Segment]:
 def read_streams(database: Database, segments: dict[int, Segment] | None = None) -> list[Stream]:
     """In the order in which they began."""
     segments = read_segments(database) if segments is None else segments
-    rows = _rows(database, "SELECT id, segment, kind, content FROM stream ORDER BY id")
+    rows = _rows(database, "stream", "id, segment, kind", "content", rest="ORDER BY id")
     known: dict[tuple[str, int], tuple[str, int]] = {}  # one object for each layer of many streams
+
+    @cache  # many streams are of the same layers
+    def layers_of(text: str) -> tuple[tuple[str, int], ...]:
+        return tuple(known.setdefault(one, one) for one in _layers(_json(database, text)))
+
+    @cache
+    def names_of(text: str) -> tuple[str, ...]:
+        return _names(_json(database, text), MOST_NAMES)
+
     found = []
     for id_, segment, kind, content in rows:
         layers, names = (), ()
         if kind == SCALARS:
-            names = _names(_json(database, content), MOST_NAMES)
+            names = names_of(content)
         elif kind in PHASES:
-            layers = tuple(known.setdefault(one, one) for one in _layers(_json(database, content)))
+            layers = layers_of(content)
         else:
             raise ValueError(f"a stream is of the kind {kind!r}")
         found.append(Stream(whole(id_, 0, 2**63 - 1), segments[segment], kind, layers, names))
@@ -77,8 +97,8 @@ def read_alarms(database: Database, after: int = -1) -> dict[int, Alarm]:
     """By id, in the order in which they were raised; after: only those with a larger id."""
     if not schema.has_alarms(database):
         return {}
-    rows = _rows(database, "SELECT id, alarm FROM alarm WHERE id > ? ORDER BY id", after)
-    return {id_: _alarm(_json(database, text)) for id_, text in rows}
+    rows = _rows(database, "alarm", "id", "alarm", rest="WHERE id > ? ORDER BY id", values=(after,))
+    return {id_: _alarm(_json(database, text, "alarms")) for id_, text in rows}
 
 
 def vitals_streams(database: Database, phase: Phase | None) -> list[Stream]:
@@ -97,17 +117,32 @@ def whole(value: Any, least: int, most: int) -> int:
     return value
 
 
-def _rows(database: Database, query: str, *values: Any) -> Sequence[Sequence]:
-    rows = database.execute(query, values).fetchmany(MOST_ROWS + 1)
-    if len(rows) > MOST_ROWS:
-        raise ValueError(f"more than {MOST_ROWS} rows: {query}")
-    return rows
+def _rows(
+    database: Database,
+    table: str,
+    columns: str,
+    *texts: str,
+    rest: str = "",
+    values: Sequence[Any] = (),
+) -> Iterable[Sequence]:
+    """Rows of a small table; texts: its columns of text, which come last."""
+    most, longest = MOST_ROWS[table], LONGEST[table]
+    counted = f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {most + 1})"
+    if database.execute(counted).fetchone()[0] > most:
+        raise ValueError(f"the table {table} has more than {most} rows")
+    # One character more than is allowed shows that a text is too long; the rest is not loaded.
+    cut = ", ".join(f"substr({name}, 1, {longest + 1})" for name in texts)
+    for row in database.execute(f"SELECT {columns}, {cut} FROM {table} {rest}", values):
+        for text in row[-len(texts) :]:
+            if len(_text(text)) > longest:
+                raise ValueError(f"the table {table} has a text of more than {longest} characters")
+        yield row
 
 
-def _json(database: Database, text: Any) -> Any:
-    text = _text(text)
+def _json(database: Database, text: str, what: str = "parse") -> Any:
+    """what: the share of the allowance that it takes from."""
     values = sum(map(text.count, "[{,"))
-    database.spend("parse", len(text) + 32 * values)  # what an empty list takes in memory
+    database.spend(what, len(text) + 32 * values)  # what an empty list takes in memory
     found = json.loads(text)
     if "\\ud" in text.lower():  # half a character: it could not be printed
         plain = json.dumps(found, ensure_ascii=False).encode(errors="replace").decode()
@@ -212,6 +247,20 @@ def _is_remedies(value: Any) -> bool:
     )
 
 
+def _is_disk(value: Any) -> bool:
+    """Whether it is what a store notes of a disk that refused to write."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("full"), bool)
+        and _is_time(value.get("since"))
+        and (value.get("until") is None or _is_time(value["until"]))
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LATEST_TIME
+
+
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
@@ -221,4 +270,5 @@ KNOWN = {
     "judged": lambda value: isinstance(value, bool),
     reading.LOSS_CALLS: lambda value: type(value) is int and 0 < value < LATEST,
     reading.REMEDIES: _is_remedies,
+    reading.DISK: _is_disk,
 }

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.alarm import Alarm, as_json
-from scaledot.watch.reading import Reading, RunAttributes, Scalar
+from scaledot.watch.reading import DISK, Reading, RunAttributes, Scalar
 from scaledot.watch.store import ownership, schema
 from scaledot.watch.store.queue import Queue
 from scaledot.watch.store.schema import IDS_A_SEGMENT, PARTS_A_CHUNK, StoreError
@@ -30,6 +31,7 @@ QUEUE_BYTES = 32 * 2**20
 SLOW = 0.2  # seconds: a disk that takes longer to empty the log is asked less often
 FORK_PATIENCE = 0.5  # seconds that a fork waits for a commit
 FULL = 64 * 2**10  # bytes that are free on a disk that takes nothing more
+NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 LAST_TRIES = 20  # to put the log away at the end, while a viewer looks at it
 
 log = logging.getLogger("scaledot.watch")
@@ -75,6 +77,7 @@ class Store:
         self._logged = False  # whether the log has something in it
         self._gone = False  # the file was deleted or replaced: do not try again
         self._warned = False
+        self._trouble: dict[str, Any] = {}  # as reading.DISK keeps it
         self._dropped_written = 0
         self._process = os.getpid()
         self._at_work = threading.Lock()  # the thread is inside SQLite
@@ -299,7 +302,10 @@ class Store:
                 tail.add_readings(readings)
                 tail.add_scalars(scalars)
                 self._unwritten += len(readings) + len(scalars)
-        notes, dropped = self._queue.notes(), self._queue.dropped
+        dropped = self._queue.dropped
+        if self.broken is not None and dropped > self._dropped_written:
+            self._queue.put_note(DISK, json.dumps({**self._trouble, "until": time.time()}))
+        notes = self._queue.notes()
         alarms = self._queue.alarms()
         if not (tail or notes or alarms or ending or dropped > self._dropped_written):
             return
@@ -326,6 +332,7 @@ class Store:
         Without a log: the row has its place in the file, so no byte more is needed. Only a crash of
         the machine in this very moment could harm the file.
         """
+        assert self.segment is not None
         self._queue.discard()
         self._queue.lose(self._unwritten)
         try:
@@ -335,6 +342,8 @@ class Store:
                     "UPDATE segment SET dropped = ?, ended = ? WHERE id = ?",
                     (self._queue.dropped, time.time(), self.segment),
                 )
+            with schema.transaction(database):  # mostly its page has room; else this alone fails
+                _write_notes(database, self.segment, {DISK: json.dumps(self._trouble)})
         except sqlite3.Error:
             log.debug("the end of %s could not be kept", self.path, exc_info=True)
 
@@ -347,9 +356,15 @@ class Store:
 
     def _fail(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
+        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        full = full or getattr(error, "errno", None) in NO_ROOM
         with contextlib.suppress(OSError):
-            if shutil.disk_usage(self._real.parent).free < FULL:
-                reason = f"its disk is full ({reason})"
+            full = full or shutil.disk_usage(self._real.parent).free < FULL
+        if full:
+            reason = f"its disk is full ({reason})"
+        if self.broken is None:
+            self._trouble = {"full": full, "since": time.time(), "until": None}
+        self._trouble["full"] |= full
         self.broken = reason if str(self.path) in reason else f"{self.path}: {reason}"
         self._warn(reason)
 
