@@ -31,16 +31,18 @@ quick: $(INSTALLED)
 
 # Each worker gets half of the tests in a row (what a file sets up is set up once) and helps the other
 # when it is done. The GPU kernels have a process of their own: Triton decides at import whether it
-# interprets.
+# interprets. So have the browser's tests: an event loop runs there from the first to the last.
 test: $(INSTALLED)
 	$(MAKE) --jobs=2 check page browser
 	$(BIN)/python build_page.py --test
-	$(PYTEST) $(TWO) -m "not nightly" --ignore=tests/cuda
+	$(PYTEST) $(TWO) -m "not nightly" --ignore=tests/cuda --ignore=tests/browser
+	$(PYTEST) $(TWO) -m "not nightly" tests/browser
 	$(PYTEST_CUDA) $(TWO) -m "not nightly" tests/cuda
 
 # What `make test` leaves out. The browser's tests that measure time need a core for the browser.
 nightly: $(INSTALLED)
-	$(PYTEST) $(TWO) -m nightly --ignore=tests/cuda $(addprefix --ignore=,$(TIMED))
+	$(PYTEST) $(TWO) -m nightly --ignore=tests/cuda --ignore=tests/browser
+	$(PYTEST) $(TWO) -m nightly tests/browser $(addprefix --ignore=,$(TIMED)) || test $$? -eq 5
 	$(PYTEST_CUDA) $(TWO) -m nightly tests/cuda
 	$(PYTEST) $(TIMED)
 

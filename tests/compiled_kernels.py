@@ -2,8 +2,9 @@
 
     python compiled_kernels.py ARCHITECTURE "Case(...)" ["Case(...)" ...]
 
-A process of its own: an assertion in Triton's compiler ends it. It prints a JSON object with the
-widths along the keys (kWidth) of each kernel's products, by the kernel's name.
+A process of its own: an assertion in Triton's compiler ends it. It prints a JSON object with facts
+of each kernel by its name: the widths along the keys (kWidth) of its products, and the most bytes
+of shared memory that a program takes.
 """
 
 import json
@@ -48,16 +49,18 @@ class Compiled:
         return lambda *arguments: None
 
 
-def compile_only(architecture: int) -> dict[str, set[int]]:
+def compile_only(architecture: int) -> dict[str, dict[str, Any]]:
     """Let every launch compile its kernel and end there; returns what is printed, to be filled."""
-    found: dict[str, set[int]] = {}
+    found: dict[str, dict[str, Any]] = {}
     run = jit.JITFunction.run
 
     def compile_(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
         compiled = run(self, *arguments, grid=grid, warmup=True, **options)
         name = self.fn.__qualname__
         widths = re.findall(r"tt\.dot .*kWidth = (\d+)", compiled.asm["ttgir"])
-        found.setdefault(name, set()).update(map(int, widths))
+        facts = found.setdefault(name, {"widths": [], "shared": 0})
+        facts["widths"] = sorted({*facts["widths"], *map(int, widths)})
+        facts["shared"] = max(facts["shared"], compiled.metadata.shared)
         return Compiled()
 
     driver.set_active(Driver(architecture))
@@ -88,7 +91,7 @@ def main() -> None:
         for text in cases:
             print(text, file=sys.stderr, flush=True)  # the last one is what ended the process
             compile_call(eval(text, {"Case": Case}))
-    print(json.dumps({name: sorted(widths) for name, widths in found.items()}))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

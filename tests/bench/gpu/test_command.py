@@ -123,7 +123,7 @@ def test_a_missing_peer_breaks_no_bar(on_cpu):
 def test_our_own_missing_kernel_falls_short(on_cpu, monkeypatch, capsys):
     monkeypatch.setattr(ours, "HOPPER", "no such backend")
     assert _run(*CELL, "--quick", "--only", "vitals_alone") == 1
-    assert "not there: vitals: ValueError: backend='no such backend'" in capsys.readouterr().out
+    assert "not there: vitals: ArgumentError: backend='no such backend'" in capsys.readouterr().out
 
 
 def test_a_red_gate_ends_with_2_and_nothing_is_timed(on_cpu, monkeypatch, capsys):

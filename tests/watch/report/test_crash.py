@@ -181,7 +181,9 @@ LONG_CALL = """
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_a_signal_inside_a_long_call_ends_the_process_before_the_call_does(tmp_path, number, stopped):
+def test_a_signal_inside_a_long_call_ends_the_process_before_the_call_does(
+    tmp_path, number, stopped
+):
     file, store = tmp_path / "train.py", tmp_path / "run.vitals"
     file.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(LONG_CALL))
     command = [sys.executable, "-m", "scaledot", "run", "--every", "1", "--store", str(store)]

@@ -151,8 +151,9 @@ CONFIGS = {
     (8, 64): Config(32, 32, 4, 1),
     (8, 128): Config(16, 32, 4, 1),
 }
-# Where every tile goes through the general step with a mask tensor or a cap: fewer registers.
-GENERAL_CONFIGS = {(2, 128): Config(128, 64, 8, 2)}
+# Where every tile goes through the general step with a mask tensor or a cap: fewer registers, and
+# room in shared memory for tiles of the mask, which may have 4 bytes an entry.
+GENERAL_CONFIGS = {(2, 64): Config(128, 64, 8, 3), (2, 128): Config(128, 64, 8, 2)}
 # Where most go through `add_steady`; of 64 columns, two programs run side by side. Of 128 columns
 # only one does, but the assembler finds the fastest loop if it is given 208 registers, not all.
 STEADY_CONFIGS = {
@@ -214,6 +215,8 @@ def forward(
     if config is None:
         special = STEADY_CONFIGS if steady else {} if short else GENERAL_CONFIGS
         config = config_for(query, max(block_d, block_v), special)
+        if inputs.mask is not None and inputs.mask.element_size() > query.element_size():
+            config = config._replace(stages=1 if max(block_d, block_v) > 128 else config.stages)
     call = with_counts(describe_call(inputs, settings))
     if out is None:
         call = call._replace(value=NO_HEADS)

@@ -214,7 +214,7 @@ def step_aside():
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != FOLDER]
     ours = sys.modules.pop("sitecustomize")
     try:
-        __import__("sitecustomize")
+        import sitecustomize  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise

@@ -1,4 +1,4 @@
-"""The portable kernels of float64 calls are compiled for a GPU on any machine.
+"""The portable kernels are compiled for a GPU on any machine, where masks make that difficult.
 
 Triton cannot compile a float64 product whose operand it thinks is made of a narrower type: its
 assertion ends the process. The interpreter shows nothing of that.
@@ -25,7 +25,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def compiled(architecture, *cases):
-    """The widths along the keys of the products of each kernel."""
+    """Facts of each kernel: widths of its products along the keys, bytes of shared memory."""
     ended = subprocess.run(
         [sys.executable, TESTS / "compiled_kernels.py", str(architecture), *map(str, cases)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *sys.path)))},
@@ -43,9 +43,17 @@ def masked(case, kind):
 
 def test_masks_narrower_than_the_product():
     cases = [replace(masked(PLAIN, kind), only_wanted="value") for kind in ("bool", "float16")]
-    widths = compiled(90, *cases)
+    found = compiled(90, *cases)
     for kernel in ("_forward_kernel", "keys_kernel", "rows_kernel"):
-        assert widths[kernel] == [1]
+        assert found[kernel]["widths"] == [1]
+
+
+@pytest.mark.parametrize(("architecture", "width", "room"), [(90, 64, 232_448), (80, 256, 166_912)])
+def test_wide_masks_of_narrow_tensors_fit_the_shared_memory(architecture, width, room):
+    """bfloat16 with a float32 mask: its tiles are larger than those of keys and values."""
+    case = replace(PLAIN, dtype="bfloat16", width=width, value_width=width, queries=65, keys=130)
+    found = compiled(architecture, masked(case, "float32"))
+    assert {name: facts["shared"] for name, facts in found.items() if facts["shared"] > room} == {}
 
 
 @pytest.mark.nightly
