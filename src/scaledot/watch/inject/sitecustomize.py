@@ -214,7 +214,7 @@ def step_aside():
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != FOLDER]
     ours = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        importing._gcd_import("sitecustomize")  # importlib.import_module, loaded already
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
