@@ -30,6 +30,7 @@ stand_ins: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 def exchange_names(pairs: Pairs, models: Iterable[nn.Module]) -> None:
     """Put each pair's second in the place of its first, under every name of the process."""
+    list(_tables())  # torch's are made of what lies under its names: before ours does
     new_by_old = {id(old): new for old, new in pairs}
     for name, namespace in _namespaces():
         # torch's tables of builtins are made from torch._C when they are first asked for.
