@@ -256,3 +256,15 @@ def test_plain_products_are_named_in_a_graph_too():
     assert str(watch.coverage()) == (
         "0 of 1 attention layer watched; 1 layer uses unhooked matmuls: 0.attend"
     )
+
+
+def test_the_compilers_table_of_functions_holds_torchs_own():
+    """torch.distributed empties it; a watch that comes then must not be what it is made of."""
+    rules = torch._dynamo.trace_rules
+    original = nn.functional.multi_head_attention_forward
+    rules.clear_lru_cache()
+    with Watch(every=1):
+        assert original in rules.get_torch_obj_rule_map()
+        rules.clear_lru_cache()
+        rules.get_torch_obj_rule_map()
+    assert original in rules.get_torch_obj_rule_map()

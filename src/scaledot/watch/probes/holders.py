@@ -54,6 +54,20 @@ def exchange_elsewhere(pairs: Pairs, back: bool = False) -> None:
         _in_holder(holder, owners, new_by_old, back)
 
 
+def keep_known_to_compiler() -> None:
+    """Put torch's functions back into the compiler's table, where stand-ins have got into it.
+
+    torch.distributed empties the table, and it is made anew of what then lies under the names. A
+    function that is not in it is traced through instead of taken whole.
+    """
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    table = {} if rules is None else rules.get_torch_obj_rule_map()
+    for stand_in in stand_ins:
+        original = getattr(stand_in, "__wrapped__", None)
+        if original is not None and stand_in in table:
+            table.setdefault(original, table.pop(stand_in))
+
+
 def references_to(pairs: Pairs) -> int:
     """How many references there are to the firsts of the pairs, the pairs' own included."""
     return sum(sys.getrefcount(pair[0]) for pair in pairs)

@@ -45,6 +45,7 @@ class Swap:
         holders.exchange_names(back, self._models)
         if self._everywhere and holders.references_to(back) > self._references:
             holders.exchange_elsewhere(back, back=True)
+        holders.keep_known_to_compiler()
 
     def _back(self) -> holders.Pairs:
         return tuple(holders.Pair(new, old) for old, new in self.pairs)
