@@ -35,6 +35,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_search() -> Iterator[None]:
+    """Take out of sight, too, what a module has imported and left, such as torch's compiler."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.manual_seed(SEED)

@@ -8,6 +8,7 @@ from scaledot.bench.workload import Workload
 MIB = 2**20
 
 
+@pytest.mark.nightly
 def test_the_plain_formula_holds_its_matrices_and_the_fused_kernel_does_not():
     workload = Workload(1, 1, 2048, 16)
     matrix = 2048**2 * 4

@@ -71,6 +71,7 @@ def test_copy_as_python_is_the_lessons_code_for_this_view(page):
     assert copied == LESSONS["jacobian"].python(arguments)
 
 
+@pytest.mark.nightly
 def test_every_figure_can_be_saved(page):
     saved, last = 0, 0.0
     for lesson in LESSONS:

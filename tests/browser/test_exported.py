@@ -1,5 +1,6 @@
 """The page as one file: no server behind it, the library's numbers inside."""
 
+import pytest
 from lab_page import LESSONS, assert_numbers_of, opened
 from playwright.sync_api import expect
 
@@ -25,6 +26,7 @@ def test_the_file_says_when_it_shows_the_nearest_numbers(chromium, exported):
         expect(page.page.locator("[data-nearest]")).to_contain_text("seed = ")
 
 
+@pytest.mark.nightly
 def test_the_file_has_every_row_that_can_be_tried(chromium, exported):
     with opened(chromium, exported.as_uri()) as page:
         for lesson in ("vectors", "saturation", "jacobian"):

@@ -35,6 +35,7 @@ def shifted(page, address: str) -> tuple[float, list]:
     return sum(one["value"] for one in found), found
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("lang", "viewport"), [("en", DESKTOP), ("hi", PHONE)], ids=["en-desktop", "hi-phone"]
 )

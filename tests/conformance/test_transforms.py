@@ -102,6 +102,7 @@ def test_changing_shapes_do_not_recompile_for_ever(function, keywords, fresh_dyn
     assert counter.frame_count <= 6
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.compile
 @FUNCTIONS
@@ -177,6 +178,7 @@ def test_compiled_dropout_drops_and_keeps_the_mean(function, fresh_dynamo):
     assert out.std() > 0.01
 
 
+@pytest.mark.one_case
 @pytest.mark.compile
 @FORWARD_MODE
 @FUNCTIONS

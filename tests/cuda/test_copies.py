@@ -81,6 +81,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.nightly
 def test_no_product_reads_rows_that_were_copied_number_by_number(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)

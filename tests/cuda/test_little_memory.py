@@ -60,6 +60,7 @@ print(json.dumps(taken))
 """
 
 
+@pytest.mark.nightly
 def test_tiles_fit_into_little_shared_memory(tmp_path):
     """Those that took the most of it: the tables' own would not fit."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}

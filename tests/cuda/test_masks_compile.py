@@ -48,6 +48,7 @@ def test_masks_narrower_than_the_product():
         assert found[kernel]["widths"] == [1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("architecture", "width", "room"), [(90, 64, 232_448), (80, 256, 166_912)])
 def test_wide_masks_of_narrow_tensors_fit_the_shared_memory(architecture, width, room):
     """bfloat16 with a float32 mask: its tiles are larger than those of keys and values."""

@@ -136,6 +136,7 @@ def four():
     return spawn(over_ranks, 4, FOUR, (torch.float64,), CUTS[1:])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("ranks", "name", "cut"), PLACES)
 def test_every_rank_gets_what_one_process_gets(request, ranks, name, cut):
     found = request.getfixturevalue({2: "two", 4: "four"}[ranks])

@@ -120,6 +120,7 @@ def test_four_ranks_with_empty_caches_get_the_same_numbers_and_kernels(tmp_path)
     assert again[2] == (digests[0], True)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_rank_killed_while_it_compiles_leaves_no_broken_kernel(tmp_path):
     pytest.importorskip("triton")

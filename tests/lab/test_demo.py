@@ -102,6 +102,7 @@ def test_json_equals_the_experiments(data, lessons):
         assert _without_words(lesson) == json.loads(json.dumps(record))
 
 
+@pytest.mark.nightly
 def test_json_says_each_claim_in_words(data):
     scaled = data["lessons"]["saturation"]["rows"][1]["weights"]
     assert scaled["verdict"] == "wrong"

@@ -210,16 +210,16 @@ def _everything_is_collected():
 
 
 @pytest.mark.usefixtures("_everything_is_collected")
-@pytest.mark.parametrize("held", HELD)
-def test_a_function_that_the_program_holds_is_seen_and_put_back(held):
-    call, kept = HELD[held]
-    before, q = kept(), random(1, 2, 3, 4)
-    expected = call(q)
+def test_a_function_that_the_program_holds_is_seen_and_put_back():
+    q = random(1, 2, 3, 4)
+    before = {name: (kept(), call(q)) for name, (call, kept) in HELD.items()}
     with Watch(every=1, store=(readings := [])):
-        assert torch.equal(call(q), expected)
-    assert len(readings) == 1
-    assert kept() is before
-    assert torch.equal(call(q), expected)
+        for name, (call, _) in HELD.items():
+            assert torch.equal(call(q), before[name][1]), name
+    assert len(readings) == len(HELD)
+    for name, (call, kept) in HELD.items():
+        assert kept() is before[name][0], name
+        assert torch.equal(call(q), before[name][1]), name
 
 
 def test_a_function_in_a_class_made_meanwhile_is_no_method():

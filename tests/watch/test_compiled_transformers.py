@@ -157,6 +157,7 @@ TOKENS = torch.arange(14).view(2, 7)
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]])
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "implementation"), [(llama, "sdpa"), (bert, "eager")])
 def test_padding_is_followed(family, implementation):
@@ -233,6 +234,7 @@ def test_what_is_followed_is_read_and_the_rest_is_named(monkeypatch, name):
     assert_same(readings[0], eager[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_block_mask_is_followed_as_it_changes():
     """Without gradients: FlexAttention has no backward pass on a CPU."""

@@ -7,6 +7,7 @@ import gc
 import os
 import tracemalloc
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,6 +28,7 @@ class One(nn.Module):
         return nn.functional.scaled_dot_product_attention(*self.qkv(x)[:, None].chunk(3, -1))
 
 
+@pytest.mark.nightly
 def test_memory_of_a_watched_run_does_not_grow(tmp_path):
     model, tokens = One(), torch.randn(1, 3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

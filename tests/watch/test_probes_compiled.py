@@ -166,6 +166,7 @@ OWN = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_scaledots_own_functions_read_what_they_read_uncompiled(name):

@@ -618,6 +618,7 @@ def _reading(layer: str, step: int = 0, phase: Phase = "train") -> Reading:
     return Reading.of(Vitals.empty((3,)), step=step, layer=layer, phase=phase)
 
 
+@pytest.mark.nightly
 def test_an_interpreter_or_an_executable_is_started_as_it_is(folder):
     _write("train.py", TRAIN)
     _write("go.sh", f"#!/bin/sh\nexec {sys.executable} train.py\n")
@@ -655,6 +656,7 @@ print({name}.mine)
 """
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["sqlite3", "statistics", "queue"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_module_named_like_one_of_pythons_is_the_scripts_alone(name, first):
@@ -699,6 +701,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_what_a_watched_program_starts_is_not_watched(folder):
     _write("train.py", TRAIN)
     _write("parent.py", "import sys\nbefore = list(sys.meta_path)\n" + PARENT)
@@ -731,6 +734,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_spawned_ranks_are_watched():
     _write("ranks.py", RANKS)
     done = _watched("--ranks", "apart", "--store", "run.vitals", "ranks.py")
@@ -738,6 +742,7 @@ def test_spawned_ranks_are_watched():
     assert RunReader("run.vitals").layers() == {"work": 1}
 
 
+@pytest.mark.nightly
 def test_the_only_process_behind_a_launcher_takes_the_name(folder):
     _write("train.py", TRAIN)
     _write(

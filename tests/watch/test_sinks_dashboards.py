@@ -58,6 +58,7 @@ def history_of(path):
             }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_weights_and_biases_offline_holds_pictures_and_aggregates(tmp_path):
     needs("wandb", "wandb")

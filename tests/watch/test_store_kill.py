@@ -56,6 +56,7 @@ def server():
         assert process.wait(60) == 0
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_killed_run_keeps_all_but_the_last_second(server, tmp_path, seed):

@@ -98,6 +98,7 @@ def test_nobody_is_left_behind_by_an_interruption(stand_in):
     assert all(process.poll() is not None for process in started)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU both sides are there")
 def test_the_real_process_says_why_it_cannot(monkeypatch):

@@ -38,6 +38,7 @@ def test_two_hundred_half_open_requests_do_not_lock_the_owner_out(page):
         assert time.monotonic() - begun < 5
 
 
+@pytest.mark.nightly
 def test_a_request_that_does_not_come_is_not_waited_for(page, monkeypatch):
     monkeypatch.setattr(connections, "REQUEST_WITHIN", 0.2)
     with serving(page) as address:

@@ -85,6 +85,7 @@ def test_a_source_distribution_holds_the_page_and_its_sources(built):
     assert not [name for name in names if "node_modules" in name]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_wheel_in_an_empty_environment_serves_the_page_without_node(built, tmp_path):
     (wheel,) = built.glob("*.whl")

@@ -54,6 +54,7 @@ def vocabulary() -> int:
     return len(set(python_topics()))
 
 
+@pytest.mark.nightly
 def test_the_twins_scores_are_held_by_the_remedy(toys):
     import runs
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import pytest
 import torch
 from ranks import spawn
 from watched_ranks import Lines, data, loss_of, made
@@ -23,6 +24,7 @@ def test_a_killed_rank_is_named_and_the_other_goes_on(tmp_path):
     assert found["waited"] == 0
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_is_waited_for_once(tmp_path):
     path = tmp_path / "run.vitals"
     (found, _) = spawn(_lose_rank_1, 2, str(path), "hang", may_die=(1,))

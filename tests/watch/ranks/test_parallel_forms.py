@@ -28,6 +28,7 @@ def test_two_ranks_read_as_one_process():
     spawn(_two_ranks, 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_four_ranks_in_two_dimensions_read_as_one_process():
     spawn(_four_ranks, 4)

@@ -77,6 +77,7 @@ def test_scaledot_run_starts_torchrun(capsys, monkeypatch):
     assert "2 ranks" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_torchrun_starts_scaledot_run_and_an_alarm_ends_all_ranks():
     """The alarm is one of the second rank's; it ends both after the same step."""

@@ -272,6 +272,7 @@ LATE = """
 """
 
 
+@pytest.mark.nightly
 def test_transformers_imported_after_the_remedy():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(LATE)], check=False)
     assert done.returncode == 0

@@ -398,6 +398,7 @@ def one_by_one(model, optimizer, batches):
     return losses
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "remedy", "keys"),

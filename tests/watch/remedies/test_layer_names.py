@@ -15,6 +15,7 @@ MAKES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "remedy"),

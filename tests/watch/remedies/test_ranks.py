@@ -355,6 +355,7 @@ def test_runs_end_as_in_one_process(ranks):
             assert any((factor < 0.9).any() for factor in run["factors"].values()) == at_call
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(of_two):
     """One process, too, goes on from what two ranks have kept."""
@@ -370,6 +371,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(of_two):
             assert_close(end["factors"], one["factors"])
 
 
+@pytest.mark.nightly
 def test_stages_of_a_pipeline_are_clipped_by_their_own_logits(of_two):
     for rank, run in enumerate(result["pipeline"] for result in of_two):
         model, parts = stage(rank)
@@ -399,6 +401,7 @@ def test_a_layer_that_one_rank_alone_calls_is_refused(of_two):
         assert not torch.equal(run["weights"][path], before[path])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("remedy", [CLIP, TEMPERATURE])
 def test_parts_of_a_sequence_are_treated_by_the_largest_logit_of_the_whole(of_two, remedy):
     one = trained(fresh("causal"), [batches(1)[0]] * 3, remedy, lr=0.0)

@@ -54,6 +54,7 @@ def test_apply_scales_the_local_rows(mesh):
     applied.undo()
 
 
+@pytest.mark.nightly
 def test_a_sharded_run_is_clipped_as_a_plain_one(mesh):
     losses = []
     for make in (lambda: sharded(TinyGPT, mesh), lambda: plain(TinyGPT)):

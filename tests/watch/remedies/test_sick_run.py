@@ -27,6 +27,7 @@ def evidence():
     return module
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sick_run_is_better_with_the_clip(evidence):
     sick, clipped = (

@@ -101,6 +101,7 @@ def test_sigterm_is_kept_and_ends_the_process_as_ever(tmp_path):
     assert RunReader(tmp_path / "run.vitals").latest().step == 3
 
 
+@pytest.mark.nightly
 def test_the_scripts_own_handler_decides_its_exit_code(tmp_path):
     script = """
         train(2)
@@ -179,6 +180,7 @@ LONG_CALL = """
 """
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_a_signal_inside_a_long_call_ends_the_process_before_the_call_does(
