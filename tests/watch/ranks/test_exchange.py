@@ -165,6 +165,20 @@ def test_a_watch_that_ends_may_do_so_at_another_step():
     assert exchanges[0].taken(6)[0][1].over == [1]
 
 
+def test_nothing_is_sent_to_a_watch_that_has_ended():
+    exchanges = job(2)
+    exchanges[0].put(parcel(0))
+    exchanges[0].put(parcel(1))
+    exchanges[1].put(parcel(0, last=True))
+    for _ in range(3):
+        for exchange in reversed(exchanges):
+            exchange.advance()
+    assert exchanges[0].side.number == exchanges[1].side.number
+    assert exchanges[0].wait(1, end=0.0)
+    assert [bundle.over for _, bundle in exchanges[0].taken(1)] == [[1]]
+    assert [left.step for left in exchanges[0].abandon()] == [1]
+
+
 def test_what_another_version_sends_is_refused():
     with pytest.raises(ValueError, match="another version of scaledot"):
         Header.read(b"old!".ljust(SIZE, b"\0"))

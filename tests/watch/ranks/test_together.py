@@ -192,7 +192,7 @@ def _no_watch_on_rank_1(rank, lines):
         return
     found, _, watch = watched(lambda: data_parallel(made(), 0, 1))
     assert_equal_readings(found, alone(data_parallel))
-    assert len(lines.lines) == 1
+    assert len(lines.lines) == 1, lines.lines
     assert "rank 0 of 2 watches for itself alone: rank 1 came with no watch" in lines.lines[0]
     assert not watch.silent
 
@@ -202,7 +202,7 @@ def _another_interval_on_rank_1(rank, lines):
     words = "the ranks are out of step: rank 0 is at step 2, rank 1 at step 3"
     assert words in watch.ranks.apart, watch.ranks
     if rank == 0:
-        assert len(lines.lines) == 1
+        assert len(lines.lines) == 1, lines.lines
         assert (
             f"goes on without the other ranks: {words}; readings from step 2 on" in lines.lines[0]
         )
@@ -216,8 +216,8 @@ def _another_interval_on_rank_1(rank, lines):
 def _a_watch_that_ends_sooner(rank, lines):
     found, *_ = watched(lambda: data_parallel(made(), 0, 1, steps=20 - 12 * rank))
     if rank == 0:
-        assert len(lines.lines) == 1
-        assert "the watch of rank 1 has ended" in lines.lines[0]
+        assert len(lines.lines) == 1, lines.lines
+        assert "the watch of rank 1 has ended" in lines.lines[0], lines.lines
         assert len(found) == 2 * 20
         assert found[0].value("rows").tolist() == [70] * 6
         assert found[-1].value("rows").tolist() == [35] * 6

@@ -60,6 +60,7 @@ class Exchange:
         self._rounds: Generator[Gather, list[bytes], Bundle] | None = None
         self._gather: Gather | None = None
         self._collectives = self._bytes = 0  # of the reading that is on its way
+        self._over = False  # a rank's watch has ended: a further round would find nobody there
 
     def put(self, parcel: Parcel) -> None:
         self.waiting.append(parcel)
@@ -69,7 +70,7 @@ class Exchange:
 
         until_step: numbers of steps up to this are waited for where the device has them still.
         """
-        while self.waiting:
+        while self.waiting and not self._over:
             if self._rounds is None:
                 if not (self.waiting[0].step <= until_step or self.waiting[0].here):
                     return
@@ -84,12 +85,16 @@ class Exchange:
             except StopIteration as end:
                 self._rounds = self._gather = None
                 self._finished.append((self.waiting.popleft(), end.value))
+                self._over = bool(end.value.over)
 
     def wait(self, until_step: int, end: float) -> bool:
-        """Until readings up to a step have gone round; False: not before `end` (monotonic)."""
+        """Until readings up to a step have gone round, or a watch has ended.
+
+        False: not before `end` (monotonic).
+        """
         self.advance(until_step)
         pause = 0.0002
-        while self.waiting and self.waiting[0].step <= until_step:
+        while not self._over and self.waiting and self.waiting[0].step <= until_step:
             if time.monotonic() >= end:
                 return False
             time.sleep(pause)
