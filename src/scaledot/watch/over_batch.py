@@ -7,7 +7,7 @@ a count times a float32 is exact there. Squares are not scaled, for none of a fl
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 
 # What each field but the first is a mean over.
 OVER = {

@@ -10,14 +10,17 @@ import time as clock
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Vitals
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.redact import redact
+
+if TYPE_CHECKING:  # whoever looks at a run that was written needs no torch
+    from torch import nn
+
+    from scaledot.measure import Vitals
 
 Phase = Literal["train", "eval"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -74,7 +77,12 @@ class Reading:
 
     @staticmethod
     def of(
-        vitals: Vitals, *, step: int, layer: str, phase: Phase = "train", time: float | None = None
+        vitals: "Vitals",
+        *,
+        step: int,
+        layer: str,
+        phase: Phase = "train",
+        time: float | None = None,
     ) -> "Reading":
         """From vitals whose batch is merged: shape [heads], or [] for a single head."""
         if vitals.max_logit.dim() > 1:
@@ -87,8 +95,8 @@ class Reading:
             phase=phase,
             time=clock.time() if time is None else time,
             layer=layer,
-            floats=_stacked(vitals, FLOAT_FIELDS, torch.float32),
-            counts=_stacked(vitals, COUNT_FIELDS, torch.int64),
+            floats=_stacked(vitals, FLOAT_FIELDS, "float32"),
+            counts=_stacked(vitals, COUNT_FIELDS, "int64"),
         )
 
     @staticmethod
@@ -117,8 +125,12 @@ class Reading:
         known = ", ".join((*FLOAT_FIELDS, "passes", *COUNT_FIELDS))
         raise ValueError(f"there is no vital {name!r}; there are {known}")
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> "Vitals":
         """The same numbers as `scaledot.Vitals` of shape [heads]."""
+        import torch
+
+        from scaledot.measure import Vitals
+
         named: dict[str, Any] = dict(
             zip(FLOAT_FIELDS, torch.from_numpy(self.floats.copy()), strict=True)
         )
@@ -166,7 +178,7 @@ class RunAttributes:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def here(model: torch.nn.Module | None = None, **more: Any) -> "RunAttributes":
+    def here(model: "nn.Module | None" = None, **more: Any) -> "RunAttributes":
         """Of the process that calls: its command, the versions it has loaded, the model."""
         return RunAttributes(
             command=_shortened(redact(sys.argv)),
@@ -206,7 +218,7 @@ def loaded_versions() -> dict[str, str]:
     return versions
 
 
-def summary(model: torch.nn.Module) -> str:
+def summary(model: "nn.Module") -> str:
     """One line: class, number of parameters, their types."""
     parameters = list(model.parameters())
     number = sum(parameter.numel() for parameter in parameters)
@@ -229,13 +241,16 @@ def _short(number: int) -> str:
     return f"{number / 1000**power:.1f}{' KMBT'[power]}"
 
 
-def _stacked(vitals: Vitals, names: tuple[str, ...], dtype: torch.dtype) -> Any:
-    tensor = torch.stack([getattr(vitals, name).detach().to(dtype) for name in names])
+def _stacked(vitals: "Vitals", names: tuple[str, ...], dtype: str) -> Any:
+    import torch
+
+    kept = getattr(torch, dtype)
+    tensor = torch.stack([getattr(vitals, name).detach().to(kept) for name in names])
     return tensor.reshape(len(names), -1).cpu().numpy()
 
 
 def _copied(values: Any, dtype: Any) -> np.ndarray:
-    if isinstance(values, Tensor):
+    if hasattr(values, "detach"):  # a tensor
         values = values.detach().numpy()
     with np.errstate(over="ignore"):  # a float64 logit of 1e300 is kept as infinity
         return np.array(values, dtype=dtype, order="C")

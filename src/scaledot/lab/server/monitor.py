@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from scaledot.fields import BANDS
 from scaledot.lab.server import messages
 from scaledot.lab.server.aside import aside
 from scaledot.lab.server.plain_json import dumps
 from scaledot.lab.server.run_feed import FIELDS, RunFeed, Table
-from scaledot.measure import BANDS
 from scaledot.printable import one_line
 from scaledot.watch.alarms import as_json
 from scaledot.watch.reading import PHASES, Phase, RunAttributes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.stretch import Stretch
 from scaledot.watch.alarms.trend import Trend
 from scaledot.watch.reading import Reading

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scaledot.measure import BANDS
+from scaledot.fields import BANDS
 from scaledot.watch.check.calls import Calls, Layer
 from scaledot.watch.check.heads import Head
 from scaledot.watch.check.offsets import OFFSETS, Offset

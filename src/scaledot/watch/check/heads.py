@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scaledot.measure import BANDS, Band
+from scaledot.fields import BANDS, Band
 from scaledot.watch.check.offsets import Offset
 
 POSITIONAL_ABOVE = 0.5  # more than half of the weight at one distance from the query

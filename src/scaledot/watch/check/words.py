@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-from scaledot.measure import BANDS
+from scaledot.fields import BANDS
 from scaledot.printable import one_line
 from scaledot.watch.check.examine import Examination
 from scaledot.watch.check.heads import POSITIONAL_ABOVE, SINK_ABOVE, Head

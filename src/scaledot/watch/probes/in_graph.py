@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from scaledot import functional
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.functional import Scale, Window
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Vitals
+from scaledot.measure import Vitals
 from scaledot.watch.probes import compiled
 from scaledot.watch.probes.compiled import BUFFER, TAGS
 

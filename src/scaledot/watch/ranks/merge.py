@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS, Vitals
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.measure import Vitals
 from scaledot.watch.ranks.exchange import Bundle
 from scaledot.watch.ranks.parcel import NUMBERS, Contents
 from scaledot.watch.ranks.told import Part, Placing

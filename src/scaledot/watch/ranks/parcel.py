@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.gather import Waiting
 from scaledot.watch.late import Late
 from scaledot.watch.ranks.layout import Layout, Slot

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from scaledot.measure import FLOAT_FIELDS
+from scaledot.fields import FLOAT_FIELDS
 from scaledot.watch.gather import Gathering, Numbers, Waiting
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scaledot.measure import BANDS
+from scaledot.fields import BANDS
 from scaledot.watch import crash, reading, silence
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.crash import Crash

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaledot.measure import BANDS
+from scaledot.fields import BANDS
 from scaledot.watch.alarms.alarm import GRADES, Alarm
 from scaledot.watch.report.history import VITALS, History, Layer
 from scaledot.watch.store import Series

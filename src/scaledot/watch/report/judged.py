@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms import of_run
 from scaledot.watch.alarms.alarm import GRADES, Alarm
 from scaledot.watch.reading import Phase, Reading, RunAttributes

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Reading, Scalar
 from scaledot.watch.sinks.background import BackgroundSink
 

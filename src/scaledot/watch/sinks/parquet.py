@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from scaledot.atomic_file import write_atomically
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Reading, Scalar
 from scaledot.watch.sinks.background import BackgroundSink
 from scaledot.watch.sinks.extra import required

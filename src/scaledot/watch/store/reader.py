@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, RunAttributes
 from scaledot.watch.store.chunks import (

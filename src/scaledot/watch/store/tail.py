@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.reading import Reading, Scalar
 from scaledot.watch.store.packing import FLOAT32, FLOAT64, INT64, pack, pack_integers
 from scaledot.watch.store.schema import IDS_A_SEGMENT, PARTS_A_CHUNK, SCALARS

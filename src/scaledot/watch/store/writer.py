@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
+from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.alarm import Alarm, as_json
 from scaledot.watch.reading import DISK, Reading, RunAttributes, Scalar
 from scaledot.watch.store import ownership, schema

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scaledot.measure import BANDS, Band
+from scaledot.fields import BANDS, Band
 from scaledot.watch import crash, reading, silence
 from scaledot.watch.alarms import GRADES, Alarm, as_json
 from scaledot.watch.reading import Phase, Reading, RunAttributes

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scaledot.measure import BANDS, COUNT_FIELDS, FLOAT_FIELDS, Band
+from scaledot.fields import BANDS, COUNT_FIELDS, FLOAT_FIELDS, Band
 from scaledot.watch.reading import Reading
 
 # In the order in which the keys go through them: what decides first.
