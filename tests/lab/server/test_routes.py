@@ -1,5 +1,7 @@
 """What the page reads by HTTP."""
 
+import threading
+
 import pytest
 from served_lab import TOKEN
 from starlette.testclient import TestClient
@@ -73,3 +75,14 @@ def test_the_language_and_the_run_are_passed_on(page, tmp_path):
     with TestClient(made, base_url="http://127.0.0.1:8123") as client:
         found = client.get(f"/{TOKEN}/api/lessons").json()
     assert (found["lang"], found["run"]) == ("hi", True)
+
+
+@pytest.mark.parametrize("shows_run", [False, True])
+def test_the_first_lesson_is_computed_ahead_only_where_lessons_are_shown(
+    page, tmp_path, monkeypatch, shows_run
+):
+    asked = threading.Event()
+    monkeypatch.setattr(answers, "answer", lambda *_: asked.set())
+    run = tmp_path / "run.vitals" if shows_run else None
+    with TestClient(app.make_app(page, TOKEN, 8123, run=run), base_url="http://127.0.0.1:8123"):
+        assert asked.wait(0.2 if shows_run else 60.0) != shows_run

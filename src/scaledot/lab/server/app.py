@@ -51,11 +51,15 @@ def make_app(
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
-    # The first lesson pays for what torch does once; let it be nobody's.
-    first = next(iter(answers.LESSONS))
-    warming = asyncio.create_task(app.state.worker.do(partial(answers.answer, first, {})))
+    # In its first lesson torch sets up what it needs, 50 MB of it. Do that before somebody waits for
+    # a lesson; where the page opens at a run, perhaps nobody asks for one.
+    warming = None
+    if app.state.run is None:
+        first = next(iter(answers.LESSONS))
+        warming = asyncio.create_task(app.state.worker.do(partial(answers.answer, first, {})))
     yield
-    warming.cancel()
+    if warming is not None:
+        warming.cancel()
     app.state.worker.close()
 
 
