@@ -51,8 +51,8 @@ def make_app(
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
-    # In its first lesson torch sets up what it needs, 50 MB of it. Do that before somebody waits for
-    # a lesson; where the page opens at a run, perhaps nobody asks for one.
+    # In its first lesson torch sets up what it needs, 50 MB of it. Do that before somebody waits
+    # for a lesson; where the page opens at a run, perhaps nobody asks for one.
     warming = None
     if app.state.run is None:
         first = next(iter(answers.LESSONS))
