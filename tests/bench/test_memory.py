@@ -16,12 +16,14 @@ def test_the_plain_formula_holds_its_matrices_and_the_fused_kernel_does_not():
     assert memory.peak_extra_bytes(peers.torch_sdpa, workload) <= matrix
 
 
+@pytest.mark.nightly
 def test_a_large_parent_does_not_count():
     ballast = bytearray(256 * MIB)
     assert memory.peak_extra_bytes(peers.torch_sdpa, Workload(1, 1, 64, 16)) < 64 * MIB
     assert len(ballast) == 256 * MIB
 
 
+@pytest.mark.nightly
 def test_a_failing_call_is_told_with_its_own_words():
     def unknown(inputs):
         raise AssertionError("runs in another process only")

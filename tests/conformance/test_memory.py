@@ -71,6 +71,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no getrusage")
 @pytest.mark.parametrize("function", CASES)

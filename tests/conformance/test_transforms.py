@@ -76,6 +76,7 @@ def test_compiled_call_equals_eager(function, name, fresh_dynamo):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.compile
 @FUNCTIONS

@@ -161,6 +161,7 @@ def test_every_rank_gets_what_one_process_gets(request, ranks, name, cut):
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
+@pytest.mark.nightly
 def test_types():
     names, cuts = ("causal", "grouped", "sinks"), (("zigzag", "ring"), ("uneven", "all_gather"))
     for each in spawn(over_ranks, 2, names, tuple(TOLERANCES), cuts):

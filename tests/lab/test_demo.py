@@ -92,6 +92,7 @@ def data() -> dict:
     return json.loads(_scaledot_demo("--json").stdout)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_json_equals_the_experiments(data, lessons):
     assert data["seed"] == 0

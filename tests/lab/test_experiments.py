@@ -253,6 +253,7 @@ def test_vital_signs_are_those_of_the_call(lessons):
 # All of them
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_a_lesson_repeats_itself_and_leaves_the_global_generator_alone(lessons, lesson):
@@ -262,6 +263,7 @@ def test_a_lesson_repeats_itself_and_leaves_the_global_generator_alone(lessons, 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("lesson", story.LESSONS, ids=lambda lesson: lesson.__name__)
 def test_verdicts_do_not_depend_on_the_seed(lessons, lesson):
     other = lesson(seed=20_170_612)

@@ -78,6 +78,7 @@ def test_without_unicode_every_sign_is_spelled(name, lang):
     assert text.count("?") == told(name, lang, 80).count("?")  # questions; no sign became one
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_can_be_told_wherever_its_controls_are(name):
@@ -259,6 +260,7 @@ def test_a_race_that_broke_has_no_shares_and_proves_nothing(capsys, monkeypatch)
     assert "nan%" not in shown
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_pipe_without_unicode_gets_plain_text():
     done = subprocess.run(

@@ -30,6 +30,7 @@ def gradients(module, out):
     return torch.autograd.grad(out.square().sum(), list(module.parameters()))
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MODULES)

@@ -31,7 +31,7 @@ MORE = """
 """
 
 
-@pytest.mark.one_case
+@pytest.mark.nightly
 @pytest.mark.parametrize(("more", "status"), [("", 0), (MORE, 1)])
 def test_a_failure_with_ours_alone_must_be_explained(tmp_path, more, status):
     (tmp_path / "test_transformers.py").write_text(TESTS + more)

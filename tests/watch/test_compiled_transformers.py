@@ -120,6 +120,7 @@ def test_generated_kernels_compute_the_same():
     assert [(r.layer, r.phase) for r in readings] == [("attend", "train")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_other_lengths_are_compiled_as_often_as_without_the_watch():
     model = Layer("eager")
@@ -171,6 +172,7 @@ def test_padding_is_followed(family, implementation):
         assert_same(one, other)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_caps_windows_and_padding_are_followed():
     model = of(

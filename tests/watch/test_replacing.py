@@ -338,6 +338,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_eager_attention(family):

@@ -138,7 +138,7 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
 
 
 @pytest.mark.slow
-@pytest.mark.one_case
+@pytest.mark.nightly
 @pytest.mark.parametrize("remedy", ["softcap:5", "log-n", "qk-norm"])
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
 def test_what_is_said_before_the_first_reading_is_not_lost(remedy, flags):
@@ -269,6 +269,7 @@ def test_a_script_of_transformers_prints_the_same_to_the_bit():
     assert "scaledot: 4 of 4 attention layers watched; " in watched.err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_worker_of_a_launcher_is_watched_and_only_the_first_rank_speaks():
     _write("train.py", TRAIN)
@@ -492,6 +493,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.nightly
 def test_a_training_in_four_threads_is_one_run(folder):
     _write("script.py", THREADS)
     done = _watched("--every", "1", "--store", "run.vitals", "script.py")

@@ -102,6 +102,7 @@ users.finish()
     assert shared["scaledot/step"] == 5
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_trackio_holds_pictures_and_aggregates_without_a_network(tmp_path):
     needs("trackio", "trackio")

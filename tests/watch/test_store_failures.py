@@ -109,6 +109,7 @@ def test_folder_of_a_new_run_is_made(tmp_path):
     assert steps_in(store.path) == [0]
 
 
+@pytest.mark.nightly
 def test_run_with_an_endless_command_line_can_be_read(path, monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["train.py", *(f"data/{place}.parquet" for place in range(50_000))]

@@ -39,6 +39,7 @@ def numbers(step: int, generator) -> list[Scalar]:
     return [Scalar(step, name, value) for name, value in named.items()]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("layers", "steps", "commits"),
     [

@@ -29,6 +29,7 @@ def toys(tmp_path_factory):
     return {job: large.row_with_machine(job, folder) for job in jobs}, folder
 
 
+@pytest.mark.nightly
 def test_a_run_and_its_twins_become_a_row(toys):
     import rates
     import runs

@@ -125,7 +125,7 @@ def test_a_remedy_is_applied_and_dry_run_only_says_so(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_case
+@pytest.mark.nightly
 @pytest.mark.parametrize(("how", "code"), [("crash", 1), ("leave", 7)])
 def test_an_end_of_the_script_s_own_is_no_alarm(tmp_path, how, code):
     done = _run(tmp_path, "--fail-on", "act", "--alarm", "collapse=off", script=(how,))

@@ -106,6 +106,7 @@ def test_the_next_step_starts_at_the_limit():
     assert (before > LIMIT).any()
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["reentrant", "hooks"])
 def test_recomputation_and_micro_batches_change_nothing(recompute):
@@ -268,6 +269,7 @@ def test_refused_after_a_norm_and_the_run_goes_on(name):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "remedy"), [(Curved, "qk-clip:2"), (Outside, "temperature:2")])
 def test_a_factor_at_the_call_follows_the_readings(make, remedy):
@@ -292,6 +294,7 @@ def test_a_factor_at_the_call_follows_the_readings(make, remedy):
     assert maxima(model)["attend"].max() > 1.2 * LIMIT
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("remedy", ["softcap:1", "qk-norm", "log-n:3"])
 def test_remedies_without_readings_begin_with_the_first_call(remedy, given):
@@ -464,6 +467,7 @@ def test_two_calls_of_one_module_get_no_factor():
     assert all("more than once" in reason for reason in installed.refused.values())
 
 
+@pytest.mark.one_case
 @pytest.mark.compile
 @pytest.mark.parametrize("remedy", ["softcap:1", "qk-norm", "log-n:3"])
 @pytest.mark.parametrize("given", [True, False])

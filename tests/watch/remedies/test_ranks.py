@@ -331,8 +331,8 @@ def assert_close(state, expected):
         torch.testing.assert_close(value, expected[path], **ROUNDING)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.one_case
 def test_shards_are_scaled_to_the_bits_of_one_process(ranks):
     for rank, result in enumerate(ranks):
         for (name, how), state in result["layouts"].items():
@@ -341,7 +341,7 @@ def test_shards_are_scaled_to_the_bits_of_one_process(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.one_case
+@pytest.mark.nightly
 def test_runs_end_as_in_one_process(ranks):
     for result in ranks:
         for (name, remedy, _how), run in result["runs"].items():
@@ -380,17 +380,20 @@ def test_stages_of_a_pipeline_are_clipped_by_their_own_logits(of_two):
         assert_same_bits(run["weights"], one["weights"], (rank,))
 
 
+@pytest.mark.nightly
 def test_a_rank_without_attention_holds_nobody_up(of_two):
     run, _ = (result["without attention"] for result in of_two)
     assert_same_bits(run["weights"], trained(fresh("split"), sequences())["weights"], ())
 
 
+@pytest.mark.nightly
 def test_a_layer_that_comes_later_is_met_by_all_ranks(of_two):
     before, after = whole(made(Growing)), [result["later"]["weights"] for result in of_two]
     assert_same_bits(after[0], after[1], ())
     assert not torch.equal(after[0]["blocks.1.to_q.weight"], before["blocks.1.to_q.weight"])
 
 
+@pytest.mark.nightly
 def test_a_layer_that_one_rank_alone_calls_is_refused(of_two):
     before = whole(made(Growing))
     for run in (result["later on one"] for result in of_two):
@@ -401,7 +404,7 @@ def test_a_layer_that_one_rank_alone_calls_is_refused(of_two):
         assert not torch.equal(run["weights"][path], before[path])
 
 
-@pytest.mark.one_case
+@pytest.mark.nightly
 @pytest.mark.parametrize("remedy", [CLIP, TEMPERATURE])
 def test_parts_of_a_sequence_are_treated_by_the_largest_logit_of_the_whole(of_two, remedy):
     one = trained(fresh("causal"), [batches(1)[0]] * 3, remedy, lr=0.0)
@@ -412,6 +415,7 @@ def test_parts_of_a_sequence_are_treated_by_the_largest_logit_of_the_whole(of_tw
     assert one["clips"]
 
 
+@pytest.mark.nightly
 def test_plain_shards_are_clipped_by_their_own_logits(of_two):
     """Ranks whose weights differ hold different heads, though nothing else says so."""
     one = trained(made(lambda: Model(Split, layers=1)).train(), [batches(1)[0]] * 2, lr=0.0)
@@ -422,6 +426,7 @@ def test_plain_shards_are_clipped_by_their_own_logits(of_two):
             torch.testing.assert_close(run["weights"][path], expected, **ROUNDING)
 
 
+@pytest.mark.nightly
 def test_a_plain_key_that_serves_heads_of_other_ranks_is_refused(of_two):
     before = made(lambda: Model(Split, layers=1, heads=2, groups=1))
     for run in (result["cut by hand"]["one key"] for result in of_two):
@@ -429,11 +434,13 @@ def test_a_plain_key_that_serves_heads_of_other_ranks_is_refused(of_two):
         assert torch.equal(run["weights"]["blocks.0.to_k.weight"], before.blocks[0].to_k.weight)
 
 
+@pytest.mark.nightly
 def test_a_measured_step_is_one_collective_of_one_number_a_head(of_two):
     for result in of_two:
         assert result["collectives"] == [1 + 2 * 4] * 3
 
 
+@pytest.mark.nightly
 def test_apply_takes_the_largest_logit_of_all_ranks_and_counts_heads_over_them(of_two):
     one, head = fresh("split"), fresh("split")
     apply(CLIP, one, inputs=sequences()[0])
@@ -443,6 +450,7 @@ def test_apply_takes_the_largest_logit_of_all_ranks_and_counts_heads_over_them(o
         assert_close(result["applied"]["head 3"], whole(head))
 
 
+@pytest.mark.nightly
 def test_refusals_say_what_to_do(of_two):
     for said in (result["refusals"] for result in of_two):
         assert "say it, for example log-n:1024" in said["log-n"]

@@ -123,6 +123,7 @@ def test_a_loss_that_is_no_number_is_kept_and_training_goes_on(tmp_path):
     assert facts.loss.not_finite == 2
 
 
+@pytest.mark.nightly
 def test_a_good_end_leaves_no_record(tmp_path):
     done, crashes = _run(tmp_path, "train(2); sys.exit(5)")
     assert (done.returncode, crashes) == (5, [])
