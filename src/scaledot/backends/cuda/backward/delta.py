@@ -37,7 +37,7 @@ def row_deltas(grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     return delta
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "queries", "blocks"])
 def _delta_kernel(
     grad_out,
     out,

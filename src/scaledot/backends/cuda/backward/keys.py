@@ -18,7 +18,7 @@ from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_o
 from scaledot.backends.cuda.visible import Place, Tiles, find_keys, row_tiles, span_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
     """BLOCK_N keys, over all rows and query heads that see them."""
     groups = call.heads // call.repeats

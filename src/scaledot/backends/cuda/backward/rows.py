@@ -18,7 +18,7 @@ from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_o
 from scaledot.backends.cuda.visible import Place, find_rows, key_tiles, span_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
     """BLOCK_M rows over the keys that they see.
 
