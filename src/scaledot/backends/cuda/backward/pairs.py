@@ -14,7 +14,7 @@ from scaledot.backends.cuda.logits import (
     masked_pairs,
     number,
 )
-from scaledot.backends.cuda.visible import reachable
+from scaledot.backends.cuda.visible import visible
 
 
 class Incoming(NamedTuple):
@@ -145,7 +145,7 @@ def pair_gradients(
         x, slope = capped(call, x, PRECISE)
     seen = i >= 0
     if EDGE and call.mask.ptr is None:
-        seen = reachable(i, j, place.seq, call.window)
+        seen = visible(i, j, place.seq, call.window)
     elif EDGE:
         bias, seen, _ = masked_pairs(call, place, i, j)
         x = x + bias
