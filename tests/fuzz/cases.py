@@ -183,24 +183,6 @@ def smaller(case: Case, most: int = 20) -> Case:
     )
 
 
-def near(case: Case) -> Case:
-    """The same call with logits near 0 and finite numbers.
-
-    The GPU's backward passes know a row's softmax by its lse alone: far from 0 they lose digits.
-    """
-    return replace(
-        case,
-        level=min(case.level, 3.0),
-        common=False,
-        mask="float" if case.mask in ("far", "lowest") else case.mask,
-        sinks="normal" if case.sinks == "far" else case.sinks,
-        softcap=min(case.softcap, 30.0) if case.softcap else None,
-        scale=None if case.scale in (2, "none") else case.scale,
-        value_shift=0.0,
-        bad=None,
-    )
-
-
 def _for_compiled_kernel(case: Case) -> Case:
     """Float32 at most, no float mask, no cap, no dropout, no additive score."""
     if case.dtype == "float64":
