@@ -1,7 +1,8 @@
 """Gradients of attention with dot scores, in Triton; the probabilities are computed anew.
 
-With P = 2^(x - lse2) (x the softmax's argument in base 2), delta_i = dO_i . O_i, and dropout's
-factors on P where it is multiplied by V and on dP:
+With P = 2^(x - lse2) (x the softmax's argument in base 2), delta_i = dO_i . O_i (far from 0 lse2
+and delta are renewed, see softmax.py), and dropout's factors on P where it is multiplied by V and
+on dP:
 
     dP = dO V^T      dA = P (dP - delta)      dS = dA, times 1 - (c / cap)^2 where there is a cap
     dV = P^T dO      dQ = scale dS K          dK = scale dS^T Q
@@ -14,8 +15,8 @@ a block of rows for dQ (rows.py), one a tile of the mask for dbias (mask.py). P,
 are found in one place for all of them (pairs.py). Where a head is too wide for shared memory, each
 program owns a part of the columns of its result and multiplies part by part.
 
-Rows that see no key pass nothing on: their lse of -inf is read as +inf, which makes P zero, and
-nothing else of them is read.
+Rows that see no key pass nothing on: their lse of -inf becomes a pivot of +inf, which makes P zero,
+and nothing else of them is read.
 """
 
 from typing import Any, NamedTuple

@@ -116,7 +116,7 @@ def _renew_kernel(call, incoming, blocks, cut):
     known = load_softmax(incoming, lines, rows, row_end)
     size = tl.abs(known.pivot)
     far = (size > FAR * LOG2E) & (size < float("inf"))
-    if tl.max(far.to(tl.int32), 0) == 0:
+    if tl.max(tl.where(far, 1, 0), 0) == 0:
         return
     place = Place(b, h, seq)
     factor = row_scale(call, place, rows)
