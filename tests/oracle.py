@@ -54,7 +54,8 @@ def attend(
     factors and results of the matrix products are rounded, as a kernel for tensor cores does.
     noise=(eps, generator, far) moves every sum, there and in the gradient, at random and as far as
     a sum rounded to eps in some order may be off; and a row's weights in the gradient by eps of its
-    lse, up to `far`, as where they are made again as e^(logit - lse).
+    lse, up to `far`, as where they are made again as e^(logit - lse). With a fourth of True each
+    weight is moved by itself, as where the logit is rounded in another order, too.
     """
     scene = _scene(query, key, attn_mask, is_causal, scale, enable_gqa, compute=compute, **keywords)
     value = value.to(compute)
@@ -73,8 +74,8 @@ def attend(
     out = used @ finite
     if noise is not None and argument.requires_grad:
         by_lse = (
-            rounding.of_lse(lse) * used.detach() @ finite
-        )  # the weights as the gradient has them
+            rounding.of_lse(lse, used.shape[-1]) * used.detach()
+        ) @ finite  # the weights as the gradient has them
         out = used @ finite.detach() + by_lse - by_lse.detach()
     lost = rounding.of_sum(used.detach() @ finite.detach().abs(), out.detach(), value.shape[-2])
     out = (out + lost).masked_fill(seen, math.nan)
@@ -90,7 +91,8 @@ class _Rounding:
 
     def __init__(self, compute, products, noise):
         self.compute, self.products = compute, products
-        self.eps, self.generator, self.far = noise or (0.0, None, 0.0)
+        self.eps, self.generator, self.far, *each = noise or (0.0, None, 0.0)
+        self.each = any(each)
         self.row = 1.0
 
     def of_factor(self, x):
@@ -112,9 +114,10 @@ class _Rounding:
         size = (size + torch.as_tensor(more).abs()).detach().nan_to_num(0.0, 0.0, 0.0)
         return self.eps * size * self._normal(size.shape)
 
-    def of_lse(self, lse):
+    def of_lse(self, lse, keys):
         """Draw by what each row's weights are multiplied in the gradient."""
         size = lse.detach().abs().clamp(max=self.far).nan_to_num(0.0)[..., None]
+        size = size.expand(*lse.shape, keys if self.each else 1)
         self.row = 1 + self.eps * size * self._normal(size.shape)
         return self.row
 

@@ -292,3 +292,25 @@ def test_the_same_bits_every_time(device):
     one, two = (gradients(inputs, settings(right=3), grad_out) for _ in range(2))
     for name in ("query", "key", "value", "mask"):
         assert torch.equal(getattr(one, name), getattr(two, name)), name
+
+
+def test_a_part_of_the_keys_has_its_share_of_gradients_far_from_zero(device):
+    """Its rows' softmax is that of all keys, which nothing of the part may renew."""
+    scales = torch.full((1, 4), 300.0, dtype=torch.float64)
+    inputs = make(device, heads=4, groups=2, head_scale=scales)
+    grad_out = torch.randn(*inputs.query.shape[:3], inputs.value.shape[-1]).to(inputs.query)
+    out = torch.empty_like(grad_out)
+    lse, _ = forward(inputs, settings(), out, False, config=ForwardConfig(16, 16, 4, 1))
+    assert lse.abs().median() > 100.0
+    wanted = Wanted(mask=False, head_scale=True, sinks=False, weight=False)
+
+    def gradients_of(keys, **words):
+        part = inputs._replace(key=inputs.key[:, :, keys], value=inputs.value[:, :, keys])
+        return backward(part, settings(), grad_out, out, lse, wanted, SMALL, **words)
+
+    whole = gradients_of(slice(None))
+    left, right = (gradients_of(part, whole=False) for part in (slice(0, 7), slice(7, None)))
+    torch.testing.assert_close(left.query + right.query, whole.query, rtol=1e-9, atol=1e-9)
+    for name in ("key", "value"):
+        parts = torch.cat([getattr(left, name), getattr(right, name)], 2)
+        torch.testing.assert_close(parts, getattr(whole, name), rtol=1e-9, atol=1e-9)

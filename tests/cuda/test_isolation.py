@@ -213,3 +213,15 @@ def test_rows_broken_by_a_value_beyond_their_own_keys_are_repaired(device):
     torch.testing.assert_close(out[:, :, :133], clean[:, :, :133], rtol=1e-5, atol=1e-5)
     assert out[:, :, 133:, 3].isnan().all()
     assert not out[:, :, 133:, :3].isnan().any()
+
+
+@pytest.mark.parametrize("words", [{"is_causal": True}, {"window": (None, 3)}, {"window": (2, 1)}])
+def test_keys_behind_the_last_row_s_reach_get_no_gradient(device, words):
+    """A tile has room for more rows: those past the last would see them, and see nothing."""
+    query, key, value = tensors(torch.float32, 6)
+    key[:, :, 12:], value[:, :, 13] = math.nan, math.inf
+    _, _, grads = run(device, query, key, value, words, torch.arange(QUERIES) >= 0)
+    for grad in grads:
+        assert grad.isfinite().all()
+    assert (grads[1][:, :, 12:] == 0.0).all()
+    assert (grads[2][:, :, 12:] == 0.0).all()

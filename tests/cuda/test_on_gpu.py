@@ -275,3 +275,25 @@ def test_the_same_bits_in_every_repeat(number):
         assert same
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "causal"),
+    [(96, 128, 64, False), (150, 128, 128, True), (70, 64, 256, False), (300, 128, 80, True)],
+)
+def test_the_first_key_s_share_where_one_full_tile_is_all(dtype, queries, keys, width, causal):
+    """Some rows meet exactly one tile of keys and see all of it."""
+    query = 3 * torch.randn(1, 2, queries, width, device="cuda").to(dtype)
+    key = torch.randn(1, 2, keys, width, device="cuda").to(dtype)
+    found = scaledot.vitals(query, key, is_causal=causal, backend="hopper")
+    exact = oracle.diagnose(query.cpu(), key.cpu(), is_causal=causal)
+    torch.testing.assert_close(found.sink.cpu().double(), exact.sink, rtol=1e-4, atol=1e-6)
+    counts = queries, keys
+    ends = [torch.tensor([0, n, 2 * n], dtype=torch.int32, device="cuda") for n in counts]
+    rows = [torch.cat([x[0].transpose(0, 1)] * 2) for x in (query, key)]
+    packed = scaledot.vitals_varlen(*rows, *ends, is_causal=causal, backend="hopper")
+    for sequence in range(2):
+        sink = packed.sink[sequence].cpu().double()
+        torch.testing.assert_close(sink, exact.sink[0], rtol=1e-4, atol=1e-6)

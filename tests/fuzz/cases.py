@@ -114,39 +114,35 @@ class Case:
         return (*self.batch, self.heads)
 
 
-def draw(seed: int, index: int, kinds: int | None = None) -> Case:
-    """Case number `index` of this seed. kinds: what a kernel is compiled for repeats after so many.
-
-    Lengths, numbers and layouts still differ from case to case.
-    """
+def draw(seed: int, index: int) -> Case:
+    """Draw case number `index` of this seed."""
     pick = random.Random(f"{seed}/{index}")
-    fixed = pick if kinds is None else random.Random(f"{seed}/kind/{index % kinds}")
     case = Case(
         seed=pick.randrange(2**31),
-        dtype=fixed.choice(TYPES),
-        width=_width(fixed),
+        dtype=pick.choice(TYPES),
+        width=_width(pick),
         per_row=pick.random() < 0.5,
         with_vitals=pick.random() < 0.5,
         int32=pick.random() < 0.3,
     )
-    case = replace(case, value_width=case.width if fixed.random() < 0.4 else _width(fixed))
-    kind = fixed.random()
+    case = replace(case, value_width=case.width if pick.random() < 0.4 else _width(pick))
+    kind = pick.random()
     if kind < 0.12:
-        case = _draw_packed(pick, fixed, case)
+        case = _draw_packed(pick, case)
     else:
-        case = _draw_heads(pick, fixed, case)
+        case = _draw_heads(pick, case)
         case = _draw_lengths(pick, case)
         if kind > 0.92:
             case = replace(
                 case,
-                additive=fixed.choice(["shared", "heads"]) if case.lead else "shared",
+                additive=pick.choice(["shared", "heads"]) if case.lead else "shared",
                 width=min(case.width, 33),
                 queries=min(case.queries, 40),
                 keys=min(case.keys, 70),
             )
-        case = _draw_mask(pick, fixed, case)
-    case = _draw_words(pick, fixed, case)
-    case = _draw_numbers(pick, case)
+        case = _draw_mask(pick, case)
+    case = _draw_words(pick, case)
+    case = draw_numbers(pick, case)
     return _draw_layouts(pick, case)
 
 
@@ -187,24 +183,6 @@ def smaller(case: Case, most: int = 20) -> Case:
     )
 
 
-def near(case: Case) -> Case:
-    """The same call with logits near 0 and finite numbers.
-
-    The GPU's backward passes know a row's softmax by its lse alone: far from 0 they lose digits.
-    """
-    return replace(
-        case,
-        level=min(case.level, 3.0),
-        common=False,
-        mask="float" if case.mask in ("far", "lowest") else case.mask,
-        sinks="normal" if case.sinks == "far" else case.sinks,
-        softcap=min(case.softcap, 30.0) if case.softcap else None,
-        scale=None if case.scale in (2, "none") else case.scale,
-        value_shift=0.0,
-        bad=None,
-    )
-
-
 def _for_compiled_kernel(case: Case) -> Case:
     """Float32 at most, no float mask, no cap, no dropout, no additive score."""
     if case.dtype == "float64":
@@ -217,7 +195,7 @@ def _for_compiled_kernel(case: Case) -> Case:
 def _for_hopper(case: Case) -> Case:
     """16 bits, widths that are multiples of 8, no mask tensor, no additive score, no dropout."""
     if case.dtype not in SIXTEEN_BITS:
-        case = replace(case, dtype=SIXTEEN_BITS[case.seed % 2])
+        case = replace(case, dtype=SIXTEEN_BITS[(case.width + case.value_width) % 2])
     case = replace(_unbiased(case), mask=None, mask_shape=(), mask_type=None, mask_layout="plain")
     widths = (min(-(-n // 8) * 8, 256) for n in (case.width, case.value_width))
     case = replace(_dot(case), dropout=0.0, softcap=None)
@@ -242,7 +220,7 @@ def _width(pick: random.Random) -> int:
     return pick.choice(WIDTHS if pick.random() < 0.85 else WIDE)
 
 
-def _draw_packed(pick: random.Random, fixed: random.Random, case: Case) -> Case:
+def _draw_packed(pick: random.Random, case: Case) -> Case:
     sizes = (0, *SIZES, 150)
     count = pick.choice([0, 1, 2, 3, 3, 5])
     same = pick.random() < 0.5  # self-attention: as many keys as queries
@@ -250,8 +228,8 @@ def _draw_packed(pick: random.Random, fixed: random.Random, case: Case) -> Case:
     for _ in range(count):
         queries = pick.choice(sizes)
         packed.append((queries, queries if same else pick.choice(sizes)))
-    groups = fixed.choice([1, 1, 2, 3])
-    repeats = fixed.choice([1, 1, 2, 4])
+    groups = pick.choice([1, 1, 2, 3])
+    repeats = pick.choice([1, 1, 2, 4])
     return replace(
         case,
         packed=tuple(packed),
@@ -264,23 +242,23 @@ def _draw_packed(pick: random.Random, fixed: random.Random, case: Case) -> Case:
     )
 
 
-def _draw_heads(pick: random.Random, fixed: random.Random, case: Case) -> Case:
+def _draw_heads(pick: random.Random, case: Case) -> Case:
     batch = pick.choice([None, (), (1,), (2,), (2,), (3,), (2, 2), (2, 1)])
     if batch is None:
         return replace(case, query_lead=(), key_lead=(), value_lead=())
-    groups, how = fixed.choice([1, 2, 2, 3]), fixed.random()
+    groups, how = pick.choice([1, 2, 2, 3]), pick.random()
     if how < 0.45:
         lead = (*batch, groups)
         return replace(case, query_lead=lead, key_lead=lead, value_lead=lead)
     if how < 0.75:
-        heads = groups * fixed.choice([2, 3, 4])
+        heads = groups * pick.choice([2, 3, 4])
         lead, keys = (*batch, heads), (*batch, groups)
-        values = keys if fixed.random() < 0.85 else (*batch, fixed.choice([1, heads]))
+        values = keys if pick.random() < 0.85 else (*batch, pick.choice([1, heads]))
         return replace(case, query_lead=lead, key_lead=keys, value_lead=values, gqa=True)
     # Broadcast: a dimension of 1, or leading dimensions that are missing.
     leads = []
     for _ in range(3):
-        own = tuple(n if fixed.random() < 0.6 else 1 for n in (*batch, groups))
+        own = tuple(n if pick.random() < 0.6 else 1 for n in (*batch, groups))
         leads.append(own[pick.randrange(len(own)) :] if pick.random() < 0.3 else own)
     return replace(case, query_lead=leads[0], key_lead=leads[1], value_lead=leads[2])
 
@@ -306,53 +284,53 @@ def _draw_lengths(pick: random.Random, case: Case) -> Case:
     return replace(case, queries=queries, keys=keys)
 
 
-def _draw_mask(pick: random.Random, fixed: random.Random, case: Case) -> Case:
-    if fixed.random() < 0.5:
+def _draw_mask(pick: random.Random, case: Case) -> Case:
+    if pick.random() < 0.5:
         return case
     full = (*case.lead, case.queries, case.keys)
     shape = tuple(pick.choice([1, n, n]) for n in full[pick.randrange(len(full)) :])
-    kind = fixed.choice(MASKS)
+    kind = pick.choice(MASKS)
     own_type = None
-    if kind not in ("bool", "rows", "late") and fixed.random() < 0.2:
-        own_type = fixed.choice(["float32", "bfloat16", "float16"])
+    if kind not in ("bool", "rows", "late") and pick.random() < 0.2:
+        own_type = pick.choice(["float32", "bfloat16", "float16"])
     if own_type == case.dtype:
         own_type = None
     layout = pick.choice(LAYOUTS) if pick.random() < 0.35 else "plain"
     return replace(case, mask=kind, mask_shape=shape, mask_type=own_type, mask_layout=layout)
 
 
-def _draw_words(pick: random.Random, fixed: random.Random, case: Case) -> Case:
-    words: dict = {"is_causal": fixed.random() < 0.35}
+def _draw_words(pick: random.Random, case: Case) -> Case:
+    words: dict = {"is_causal": pick.random() < 0.35}
     if pick.random() < 0.4:
         words["causal_align"] = "bottom_right"
-    if fixed.random() < 0.25:
+    if pick.random() < 0.25:
         ends = (None, 0, 1, 2, 7, case.keys // 3, case.keys, 2**40)
         words["window"] = (pick.choice(ends), pick.choice(ends))
     entries = math.prod(case.batch)
-    if case.batch and case.packed is None and fixed.random() < 0.2:
+    if case.batch and case.packed is None and pick.random() < 0.2:
         lengths = [
             pick.choice([0, 1, case.keys // 2, case.keys, pick.randint(0, case.keys)])
             for _ in range(entries)
         ]
         words["key_lengths"] = tuple(min(n, case.keys) for n in lengths)
-    if fixed.random() < 0.15:
-        words["softcap"] = fixed.choice([0.7, 5.0, 30.0, 1e4])
+    if pick.random() < 0.15:
+        words["softcap"] = pick.choice([0.7, 5.0, 30.0, 1e4])
     heads = case.packed is not None or case.lead != ()
-    if heads and fixed.random() < 0.2:
+    if heads and pick.random() < 0.2:
         words["sinks"] = pick.choice(["normal", "normal", "far", "minus_inf"])
-    kind = fixed.random()
+    kind = pick.random()
     if kind < 0.15:
-        words["scale"] = fixed.choice(RULES)
+        words["scale"] = pick.choice(RULES)
     elif kind < 0.3:
         words["scale"] = pick.choice(NUMBERS)
     elif kind < 0.5 and heads:
         words["scale"] = pick.choice(PER_HEAD)
-    if fixed.random() < 0.1:
-        words["dropout"] = fixed.choice([0.1, 0.5, 0.9, 1.0])
+    if pick.random() < 0.1:
+        words["dropout"] = pick.choice([0.1, 0.5, 0.9, 1.0])
     return replace(case, **words)
 
 
-def _draw_numbers(pick: random.Random, case: Case) -> Case:
+def draw_numbers(pick: random.Random, case: Case) -> Case:
     level = pick.choice([0.01, 1.0, 1.0, 1.0, 1.0, 3.0, 10.0, 1e2, 1e3, 1e4, 1e6])
     words: dict = {"level": level, "common": level >= 10 and pick.random() < 0.5}
     if pick.random() < 0.2:

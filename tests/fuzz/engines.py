@@ -58,6 +58,23 @@ def forced(engine: str) -> Iterator[str | None]:
     yield {"cpu-native": "cpu", "dispatched": None}.get(engine, engine)
 
 
+@contextlib.contextmanager
+def noted_peers() -> Iterator[list[str]]:
+    """Yield a list of torch's own kernels that compute gradients meanwhile."""
+    found: list[str] = []
+    if not torch.cuda.is_available():
+        yield found
+        return
+    from scaledot.backends.cuda import peer_backward
+
+    run = peer_backward.backward
+    peer_backward.backward = lambda which, *args: (found.append(which), run(which, *args))[1]
+    try:
+        yield found
+    finally:
+        peer_backward.backward = run
+
+
 def serves(call: Call, backend: str) -> bool:
     """Tell whether this backend takes a call, with vitals."""
     try:

@@ -20,6 +20,7 @@ import torch
 from fuzz import engines
 from fuzz.cases import Case, draw, fit, smaller
 from fuzz.checks import Outcome, check
+from fuzz.kinds import draw_of_kind
 
 TURN = 20  # seconds between two progress lines
 
@@ -168,7 +169,10 @@ def _engine(options, chosen: tuple[str, ...], index: int) -> str:
 
 
 def _case(options: argparse.Namespace, index: int, engine: str) -> Case:
-    case = draw(options.seed, index, options.kinds)
+    if options.kinds is None:
+        case = draw(options.seed, index)
+    else:
+        case = draw_of_kind(options.seed, index, options.kinds)
     return fit(smaller(case) if options.small else case, engine)
 
 

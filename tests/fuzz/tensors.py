@@ -93,7 +93,7 @@ def laid(x: torch.Tensor, layout: str, device: str = "cpu") -> torch.Tensor:
     if layout == "more_tokens":
         if dims < 2:
             return x
-        return x.new_full((*lead[:-1], lead[-1] + 3, last), blank)[..., : lead[-1], :].copy_(x)
+        return x.new_full((*lead[:-1], lead[-1] + 16, last), blank)[..., : lead[-1], :].copy_(x)
     if layout == "step":
         return x.new_full((*lead, 2 * last), blank)[..., ::2].copy_(x)
     if layout == "misaligned":

@@ -1,15 +1,25 @@
 """A fuzzer that cannot fail proves nothing: each check finds the fault it is there for."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fuzz import engines
 from fuzz.cases import Case, draw, fit, smaller
 from fuzz.checks import check
+from fuzz.kinds import draw_of_kind
 from scaledot.backends.cpu import native
 
 NUMBERS = torch.Generator().manual_seed(1)
 PLAIN = Case(seed=3, queries=13, keys=17, mask="float", mask_shape=(13, 17), scale="heads")
+
+FIXED = (  # of a kind of calls
+    *("query_lead", "key_lead", "value_lead", "width", "value_width", "dtype", "gqa", "additive"),
+    *("mask", "mask_type", "mask_layout", "is_causal", "causal_align", "int32", "softcap"),
+    *("dropout", "layouts", "small_layout", "grad_layout", "only_wanted"),
+)
 
 
 def faults_of(case: Case, engine: str = "cpu-tiles") -> str:
@@ -144,3 +154,22 @@ def test_weights_that_are_dropped_too_often_are_found(monkeypatch):
     assert faults_of(case) == ""
     monkeypatch.setattr(engines, "attention", drops_more)
     assert "dropout: kept" in faults_of(case)
+
+
+def test_calls_of_a_kind_are_one_to_triton():
+    """What it compiles for repeats: types, layouts, and powers of two in every length."""
+    for index in range(64, 640):
+        kind, case = draw(5, index % 64), draw_of_kind(5, index, 64)
+        same = {name: getattr(kind, name) for name in FIXED}
+        assert replace(case, **same) == case
+        assert math.gcd(case.queries, 16) == math.gcd(kind.queries, 16)
+        assert math.gcd(case.keys, 16) == math.gcd(kind.keys, 16)
+        assert (case.keys == 1) == (kind.keys == 1)
+        assert (case.queries == case.keys) >= (kind.queries == kind.keys)
+
+
+def test_calls_of_a_kind_differ():
+    cases = [draw_of_kind(5, index, 64) for index in range(640)]
+    assert len({str(case) for case in cases}) == len(cases)
+    assert len({(case.queries, case.keys) for case in cases}) > 150
+    assert len({(case.level, case.common, case.bad) for case in cases}) > 30

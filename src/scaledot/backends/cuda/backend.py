@@ -62,9 +62,18 @@ def measured(
 
 
 def backward(
-    inputs: Inputs, settings: Settings, grad_out: Tensor, out: Tensor, lse: Tensor, wanted: Wanted
+    inputs: Inputs,
+    settings: Settings,
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    wanted: Wanted,
+    whole: bool = True,
 ) -> Gradients:
-    """torch's kernels where they are right and fast, else our own."""
+    """Compute the gradients by torch's kernels where they are right and fast, else by our own.
+
+    whole=False: lse and out are of more keys than these.
+    """
     if inputs.weight is not None:
         from scaledot.backends.cuda.additive import backward as additive
 
@@ -76,7 +85,10 @@ def backward(
         return kind(*grads, None, None, None, None)
     from scaledot.backends.cuda import backward as dot
 
-    return dot.backward(inputs, settings, grad_out, out, lse, wanted)
+    return dot.backward(inputs, settings, grad_out, out, lse, wanted, whole=whole)
+
+
+backward_of_part = functools.partial(backward, whole=False)
 
 
 def overlaps(device: torch.device) -> bool:

@@ -36,7 +36,7 @@ def combine(acc: Tensor, share: Tensor, other: Tensor, other_share: Tensor) -> N
         launch(_combine_kernel, batch * heads * blocks, acc, arguments)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "queries", "blocks"])
 def _combine_kernel(
     acc,
     other,

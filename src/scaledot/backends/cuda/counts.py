@@ -33,7 +33,7 @@ def with_counts(call: Call) -> Call:
     return call._replace(counts=numbers_of(counts))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_heads", "blocks"])
 def _count_kernel(
     call, counts_ptr, mask_heads, blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):

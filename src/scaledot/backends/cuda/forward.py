@@ -286,7 +286,7 @@ def _heads_together(inputs: Inputs, settings: Settings) -> int:
     return min(together, inputs.query.shape[0] * inputs.query.shape[1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "heads_together"])
 def _forward_kernel(
     call,
     out,

@@ -13,6 +13,8 @@ What is known to go wrong, and is refused or avoided here:
   lse: a second call with another dO would be read by the first one's strides. All of our calls give
   out and dO the layout that torch gives out, and their plans are kept apart from those of torch's
   own calls by a dropout rate of -0.0: equal to 0.0 for the kernel, another key for the cache.
+- Both take P = e^(s - lse) and delta = dO . O, which lose digits far from logits of 0, and multiply
+  hidden NaN by 0. Where that happens is known to the GPU alone, and nothing here waits for it.
 - Misaligned pointers and strides that are no multiple of 16 bytes end the CUDA context.
 - A grid's y and z end at 65535.
 """

@@ -70,4 +70,6 @@ def _moments_from_matrices(inputs: Inputs, settings: Settings) -> bool:
     return keys >= enough and query.shape[2] >= GRAM_FROM_QUERIES
 
 
-engine = operators.define("triton", _forward, backend.backward, ("CUDA", "CPU"))
+engine = operators.define(
+    "triton", _forward, backend.backward, ("CUDA", "CPU"), backend.backward_of_part
+)

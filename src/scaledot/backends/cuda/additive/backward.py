@@ -18,8 +18,8 @@ from scaledot.backends.cuda.additive.pairs import Cut, Turned
 from scaledot.backends.cuda.additive.prepare import describe_score
 from scaledot.backends.cuda.additive.rows import rows_kernel
 from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS, compute_type, constants
-from scaledot.backends.cuda.backward.delta import row_deltas
 from scaledot.backends.cuda.backward.mask_share import share_mask
+from scaledot.backends.cuda.backward.softmax import row_softmax
 from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
 from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.replay import Once
@@ -67,14 +67,12 @@ def backward(
         config = FLOAT64 if dtype == torch.float64 else FLOAT32
     call, score = describe_score(inputs, settings, Once())
     call = call._replace(value=NO_HEADS, sinks=NO_NUMBERS)
-    lse = lse.contiguous()
-    delta = row_deltas(grad_out, out, lse)
+    softmax = row_softmax(grad_out, out, lse.contiguous())
     blind = (lse == -math.inf).unsqueeze(-1)  # their NaN may reach no product
     turned = Turned(
         _turn(value, score.key.tokens, dtype),
         _turn(grad_out.masked_fill(blind, 0.0), score.query.tokens, dtype),
-        lse,
-        delta,
+        *softmax,
     )
     common = {"call": call, "score": score, "turned": turned}
     options = {"num_warps": config.warps}
@@ -134,7 +132,7 @@ def backward(
         head_scale=None
         if row_scales is None
         else summed_to(inputs.head_scale, row_scales.sum((0, -1)) * settings.scale),
-        sinks=sink_gradient(inputs.sinks, lse, delta) if wanted.sinks else None,
+        sinks=sink_gradient(inputs.sinks, *softmax) if wanted.sinks else None,
         weight=None
         if weight_units is None
         else summed_to(weight, weight_units.sum((0, -1))[:, :, :width]),

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from scaledot.backends.cuda.additive.pairs import add_units, add_values, tile_gradients
 from scaledot.backends.cuda.additive.units import tokens_of
-from scaledot.backends.cuda.backward.pairs import load_lse2
+from scaledot.backends.cuda.backward.pairs import load_softmax
 from scaledot.backends.cuda.logits import row_scale
 from scaledot.backends.cuda.visible import Place, find_keys, row_tiles
 
@@ -41,11 +41,10 @@ def keys_kernel(call, score, turned, key_units_ptr, grad_value_ptr, blocks, spli
             rows = start + tl.arange(0, cut.BLOCK_M)
             inside = rows < seq.row_end
             queries = tokens_of(score.query, head, 0, rows, inside, score)
-            lse2 = load_lse2(turned.lse_ptr + lines, rows, seq.row_end)
-            delta = tl.load(turned.delta_ptr + lines + rows, mask=inside, other=0.0)
+            softmax = load_softmax(turned, lines, rows, seq.row_end)
             factor = row_scale(call, place, rows)
             pairs = tile_gradients(
-                queries, keys, lse2, delta, factor, call, place, score, turned, cut.V, True
+                queries, keys, softmax, factor, call, place, score, turned, cut.V, True
             )
             do_ptr = turned.grad_out_ptr + head * cut.V * queries.stride
             add_values(pairs.used, do_ptr, queries, keys, grad_value_ptr, call.keys, cut.V)

@@ -6,7 +6,7 @@ import triton.language as tl
 from scaledot.backends.cuda.additive.pairs import group_of, tile_gradients
 from scaledot.backends.cuda.additive.units import tokens_of
 from scaledot.backends.cuda.backward.mask_share import find_share, store_share
-from scaledot.backends.cuda.backward.pairs import load_lse2
+from scaledot.backends.cuda.backward.pairs import load_softmax
 from scaledot.backends.cuda.logits import row_scale
 from scaledot.backends.cuda.visible import Place, sequence_of
 
@@ -42,10 +42,7 @@ def _bias_gradients(row, column, call, place, score, turned, cut):
     queries = tokens_of(score.query, head, 0, rows, inside, score)
     keys = tokens_of(score.key, group_of(call, place), 0, columns, key_mask, score)
     lines = head * call.queries
-    lse2 = load_lse2(turned.lse_ptr + lines, tl.where(inside, rows, seq.row_end), seq.row_end)
-    delta = tl.load(turned.delta_ptr + lines + rows, mask=inside, other=0.0)
+    softmax = load_softmax(turned, lines, tl.where(inside, rows, seq.row_end), seq.row_end)
     factor = row_scale(call, place, rows)
-    pairs = tile_gradients(
-        queries, keys, lse2, delta, factor, call, place, score, turned, cut.V, True
-    )
+    pairs = tile_gradients(queries, keys, softmax, factor, call, place, score, turned, cut.V, True)
     return tl.where(inside[:, None] & key_mask[None, :], pairs.grad_a, 0.0)

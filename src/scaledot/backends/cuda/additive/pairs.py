@@ -27,7 +27,7 @@ from scaledot.backends.cuda.additive.units import (
     reciprocal,
     two_of,
 )
-from scaledot.backends.cuda.backward.pairs import pair_gradients
+from scaledot.backends.cuda.backward.pairs import across, down, pair_gradients
 from scaledot.backends.cuda.logits import LN2
 
 
@@ -39,8 +39,9 @@ class Turned(NamedTuple):
 
     value_ptr: Any  # [B, G, V, tokens]
     grad_out_ptr: Any  # [B, H, V, tokens]; 0 in rows that see no key
-    lse_ptr: Any  # [B, H, Q], natural
-    delta_ptr: Any  # [B, H, Q]
+    pivot_ptr: Any  # [B, H, Q], see RowSoftmax
+    above_ptr: Any
+    delta_ptr: Any
 
 
 class Cut(NamedTuple):
@@ -72,8 +73,7 @@ def group_of(call, place):
 def tile_gradients(
     queries,
     keys,
-    lse2,
-    delta,
+    softmax,
     factor,
     call,
     place,
@@ -82,7 +82,7 @@ def tile_gradients(
     V: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
 ):
-    """Tiles are [rows, keys] where ROWS_FIRST, else [keys, rows]; lse2, delta, factor: of rows."""
+    """Tiles are [rows, keys] where ROWS_FIRST, else [keys, rows]; softmax and factor: of rows."""
     do_ptr = turned.grad_out_ptr + (place.b * call.heads + place.h) * V * queries.stride
     v_ptr = turned.value_ptr + group_of(call, place) * V * keys.stride
     distance = tl.maximum(distance_of(queries), distance_of(keys))
@@ -92,14 +92,14 @@ def tile_gradients(
         grad_p = _products(do_ptr, v_ptr, queries, keys, V, call)
         i, j = queries.places[:, None], keys.places[None, :]
         inside = queries.inside[:, None]
-        lse2, delta = lse2[:, None], delta[:, None]
+        softmax = down(softmax)
     else:
         zeros = tl.zeros([keys.places.shape[0], queries.places.shape[0]], call.FLOAT)
         raw = raw_scores(one_of(keys), two_of(queries), distance, zeros, call, place, score)
         grad_p = _products(v_ptr, do_ptr, keys, queries, V, call)
         i, j = queries.places[None, :], keys.places[:, None]
         inside = queries.inside[None, :]
-        lse2, delta = lse2[None, :], delta[None, :]
+        softmax = across(softmax)
     # Rows past the end are another sequence's: farther off than the tile's own, their product of
     # four may have left float32.
     raw = tl.where(inside, raw, 0.0)
@@ -108,7 +108,7 @@ def tile_gradients(
     elif call.LOG_N:
         factor = factor[None, :]
     used, grad_a, grad_s = pair_gradients(
-        raw, grad_p, factor, lse2, delta, i, j, call, place, True, True
+        raw, grad_p, factor, softmax, i, j, call, place, True, True
     )
     return Pairs(raw, distance, used, grad_a, grad_s, grad_s * (factor * LN2))
 

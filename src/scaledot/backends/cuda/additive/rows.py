@@ -5,7 +5,7 @@ import triton.language as tl
 
 from scaledot.backends.cuda.additive.pairs import add_units, group_of, tile_gradients
 from scaledot.backends.cuda.additive.units import tokens_of
-from scaledot.backends.cuda.backward.pairs import load_lse2
+from scaledot.backends.cuda.backward.pairs import load_softmax
 from scaledot.backends.cuda.logits import row_scale
 from scaledot.backends.cuda.visible import Place, find_rows, key_tiles
 
@@ -32,8 +32,7 @@ def rows_kernel(
     rows = row + tl.arange(0, cut.BLOCK_M)
     inside = rows < row_end
     queries = tokens_of(score.query, head, 0, rows, inside, score)
-    lse2 = load_lse2(turned.lse_ptr + head * call.queries, rows, row_end)
-    delta = tl.load(turned.delta_ptr + head * call.queries + rows, mask=inside, other=0.0)
+    softmax = load_softmax(turned, head * call.queries, rows, row_end)
     factor = row_scale(call, place, rows)
     copy = tl.cast(split, tl.int64) * call.batch * call.heads + head
     row_units_ptr += copy * score.UNITS * call.queries
@@ -46,7 +45,7 @@ def rows_kernel(
         columns = start + tl.arange(0, cut.BLOCK_N)
         keys = tokens_of(score.key, group_of(call, place), 0, columns, columns < seq.key_end, score)
         pairs = tile_gradients(
-            queries, keys, lse2, delta, factor, call, place, score, turned, cut.V, False
+            queries, keys, softmax, factor, call, place, score, turned, cut.V, False
         )
         if row_scales_ptr is not None:
             grad_s = pairs.grad_s

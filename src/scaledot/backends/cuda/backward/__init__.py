@@ -1,11 +1,12 @@
 """Gradients of attention with dot scores, in Triton; the probabilities are computed anew.
 
-With P = 2^(x - lse2) (x the softmax's argument in base 2), delta_i = dO_i . O_i, and dropout's
-factors on P where it is multiplied by V and on dP:
+With P = 2^(x - lse2) (x the softmax's argument in base 2), delta_i = dO_i . O_i (far from 0 lse2
+and delta are renewed, see softmax.py), and dropout's factors on P where it is multiplied by V and
+on dP:
 
     dP = dO V^T      dA = P (dP - delta)      dS = dA, times 1 - (c / cap)^2 where there is a cap
     dV = P^T dO      dQ = scale dS K          dK = scale dS^T Q
-    dscale_h = sum_i q_i . (dS K)_i           dsink_h = -sum_i p_sink,i delta_i
+    dscale_h = sum_ij dS_ij q_i . k_j          dsink_h = -sum_i p_sink,i delta_i
     dbias = dA, summed over what was broadcast
 
 Three kernels, in which every number has one writer, so that the same inputs give the same bits: one
@@ -14,8 +15,8 @@ a block of rows for dQ (rows.py), one a tile of the mask for dbias (mask.py). P,
 are found in one place for all of them (pairs.py). Where a head is too wide for shared memory, each
 program owns a part of the columns of its result and multiplies part by part.
 
-Rows that see no key pass nothing on: their lse of -inf is read as +inf, which makes P zero, and
-nothing else of them is read.
+Rows that see no key pass nothing on: their lse of -inf becomes a pivot of +inf, which makes P zero,
+and nothing else of them is read.
 """
 
 from typing import Any, NamedTuple
@@ -36,12 +37,12 @@ from scaledot.backends.cuda.arguments import (
     padded,
     rows_of,
 )
-from scaledot.backends.cuda.backward.delta import row_deltas
 from scaledot.backends.cuda.backward.keys import keys_kernel
 from scaledot.backends.cuda.backward.mask import mask_kernel
 from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.pairs import Cut, Incoming
 from scaledot.backends.cuda.backward.rows import rows_kernel
+from scaledot.backends.cuda.backward.softmax import renew_far_rows, row_softmax
 from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
 from scaledot.backends.cuda.counts import with_counts
 from scaledot.backends.cuda.visible import blocks_of
@@ -95,8 +96,12 @@ def backward(
     lse: Tensor,
     wanted: Wanted,
     config: Config | None = None,
+    whole: bool = True,
 ) -> Gradients:
-    """The gradients of the inputs, each of its tensor's type and shape, contiguous."""
+    """The gradients of the inputs, each of its tensor's type and shape, contiguous.
+
+    whole=False: lse and out are of more keys than these.
+    """
     inputs, grad_out = aligned(inputs), aligned_rows(grad_out)
     query, key, value = inputs.query, inputs.key, inputs.value
     assert value is not None
@@ -108,16 +113,18 @@ def backward(
     parts = cut.PARTS.value
     if config is None:
         config = config_for(query, max(cut.BLOCK_D.value, cut.BLOCK_V.value))
-    call = with_counts(describe_call(inputs, settings))._replace(sinks=NO_NUMBERS)
-    lse = lse.contiguous()
-    delta = row_deltas(grad_out, out, lse)
+    call = with_counts(describe_call(inputs, settings))
+    softmax = row_softmax(grad_out, out, lse.contiguous())
     common: dict[str, Any] = {
-        "call": call,
-        "incoming": Incoming(*rows_of(grad_out), lse, delta),
+        "incoming": Incoming(*rows_of(grad_out), *softmax),
         "num_warps": config.warps,
         "num_stages": config.stages,
         "enable_fp_fusion": query.element_size() == 2,  # as in the forward pass
     }
+    by_rows = cut._replace(**constants(BLOCK_M=config.rows_m, BLOCK_N=config.rows_n))
+    if whole:
+        renew_far_rows(call=call, cut=by_rows, **common)
+    common["call"] = call._replace(sinks=NO_NUMBERS)
     grad_query, grad_key, grad_value = (
         torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value)
     )
@@ -128,18 +135,17 @@ def backward(
         grad_key_ptr=grad_key, grad_value_ptr=grad_value, blocks=blocks, cut=tiles, **common
     )
 
-    row_scales = delta.new_empty((parts, *delta.shape)) if wanted.head_scale else None
+    row_scales = torch.empty_like(softmax.delta) if wanted.head_scale else None
     blocks = blocks_of(call, queries, config.rows_m)
-    tiles = cut._replace(**constants(BLOCK_M=config.rows_m, BLOCK_N=config.rows_n))
     rows_kernel[(batch * heads * blocks * parts,)](
-        grad_query_ptr=grad_query, row_scales_ptr=row_scales, blocks=blocks, cut=tiles, **common
+        grad_query_ptr=grad_query, row_scales_ptr=row_scales, blocks=blocks, cut=by_rows, **common
     )
 
     grad_mask = None
     if wanted.mask:
         assert inputs.mask is not None
         grad_mask, own, programs = share_mask(inputs.mask, config.rows_m, config.rows_n)
-        mask_kernel[(programs,)](own=own, cut=tiles, **common)
+        mask_kernel[(programs,)](own=own, cut=by_rows, **common)
     return Gradients(
         query=grad_query,
         key=grad_key,
@@ -147,8 +153,8 @@ def backward(
         mask=grad_mask,
         head_scale=None
         if row_scales is None
-        else summed_to(inputs.head_scale, row_scales.sum((0, -1)) * settings.scale),
-        sinks=sink_gradient(inputs.sinks, lse, delta) if wanted.sinks else None,
+        else summed_to(inputs.head_scale, row_scales.sum(-1) * settings.scale),
+        sinks=sink_gradient(inputs.sinks, *softmax) if wanted.sinks else None,
         weight=None,
     )
 

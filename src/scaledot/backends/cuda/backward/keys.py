@@ -5,8 +5,9 @@ import triton.language as tl
 
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
+    across,
     alive_rows,
-    load_lse2,
+    load_softmax,
     one_by_one,
     pair_gradients,
     product,
@@ -18,7 +19,7 @@ from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_o
 from scaledot.backends.cuda.visible import Place, Tiles, find_keys, row_tiles, span_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
     """BLOCK_N keys, over all rows and query heads that see them."""
     groups = call.heads // call.repeats
@@ -114,11 +115,10 @@ def _add_row_tiles(
     lines = (place.b * call.heads + place.h) * call.queries
     for start in range(begin, end, cut.BLOCK_M):
         rows = start + tl.arange(0, cut.BLOCK_M)
-        lse2 = load_lse2(incoming.lse_ptr + lines, rows, row_end)
+        softmax = load_softmax(incoming, lines, rows, row_end)
         alive = rows
         if EDGE:
-            alive = alive_rows(rows, lse2, row_end)
-        delta = tl.load(incoming.delta_ptr + lines + rows, mask=alive < row_end, other=0.0)
+            alive = alive_rows(rows, softmax, row_end)
         factor = row_scale(call, place, rows)
         if call.LOG_N:
             factor = factor[None, :]
@@ -138,8 +138,7 @@ def _add_row_tiles(
             scores,
             grad_p,
             factor,
-            lse2[None, :],
-            delta[None, :],
+            across(softmax),
             rows[None, :],
             keys.rows[:, None],
             call,
@@ -189,9 +188,8 @@ def _add_seen_rows(keys, values, own_part, tiles, b, g, seq, call, incoming, cut
         lines = (b * call.heads + place.h) * call.queries
         for start in range(tiles.begin, tl.minimum(tiles.end, row_end)):
             row = start + tl.arange(0, 1)
-            lse2 = load_lse2(incoming.lse_ptr + lines, row, row_end)
-            alive = alive_rows(row, lse2, row_end)
-            delta = tl.load(incoming.delta_ptr + lines + row, mask=alive < row_end, other=0.0)
+            softmax = load_softmax(incoming, lines, row, row_end)
+            alive = alive_rows(row, softmax, row_end)
             factor = row_scale(call, place, row)
             if call.LOG_N:
                 factor = factor[None, :]
@@ -205,8 +203,7 @@ def _add_seen_rows(keys, values, own_part, tiles, b, g, seq, call, incoming, cut
                 scores,
                 grad_p,
                 factor,
-                lse2[None, :],
-                delta[None, :],
+                across(softmax),
                 row[None, :],
                 keys.rows[:, None],
                 call,

@@ -7,7 +7,8 @@ from scaledot.backends.cuda.backward.mask_share import find_share, store_share
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
     alive_rows,
-    load_lse2,
+    down,
+    load_softmax,
     pair_gradients,
     wide_product,
 )
@@ -45,9 +46,9 @@ def _add_pairs(total, share, call, place, incoming, cut):
     for row in range(first_row, tl.minimum(share.row_stop, seq.row_end), cut.BLOCK_M):
         rows = row + tl.arange(0, cut.BLOCK_M)
         mine = (rows >= seq.row) & (rows < seq.row_end)
-        lse2 = load_lse2(incoming.lse_ptr + lines, tl.where(mine, rows, seq.row_end), seq.row_end)
-        alive = alive_rows(rows, lse2, seq.row_end)
-        delta = tl.load(incoming.delta_ptr + lines + rows, mask=alive < seq.row_end, other=0.0)
+        own_rows = tl.where(mine, rows, seq.row_end)
+        softmax = load_softmax(incoming, lines, own_rows, seq.row_end)
+        alive = alive_rows(rows, softmax, seq.row_end)
         factor = row_scale(call, place, rows)
         if call.LOG_N:
             factor = factor[:, None]
@@ -68,8 +69,7 @@ def _add_pairs(total, share, call, place, incoming, cut):
                 scores,
                 grad_p,
                 factor,
-                lse2[:, None],
-                delta[:, None],
+                down(softmax),
                 rows[:, None],
                 inside[None, :],
                 call,

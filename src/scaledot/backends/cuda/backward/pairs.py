@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from scaledot.backends.cuda.logits import (
-    LOG2E,
     Matrix,
     capped,
     keeps,
@@ -14,19 +13,32 @@ from scaledot.backends.cuda.logits import (
     masked_pairs,
     number,
 )
-from scaledot.backends.cuda.visible import reachable
+from scaledot.backends.cuda.visible import visible
 
 
 class Incoming(NamedTuple):
-    """What a backward kernel reads besides the call: dO, laid out as in Heads, lse and delta."""
+    """What a backward kernel reads besides the call: dO, laid out as in Heads, and RowSoftmax."""
 
     ptr: Any
     stride_b: Any
     stride_h: Any
     stride_row: Any
     stride_column: Any
-    lse_ptr: Any  # [B, H, Q], natural
-    delta_ptr: Any  # [B, H, Q]
+    pivot_ptr: Any  # [B, H, Q]
+    above_ptr: Any
+    delta_ptr: Any
+
+
+class RowSoftmax(NamedTuple):
+    """What P = 2^(x - pivot - above) and dA = P (dP - delta) of a row are counted from.
+
+    Pivot and above are the lse in base 2. Far from 0 their sum would lose the digits of the second.
+    A pivot of +inf makes every P zero: in rows that see no key, and past the end.
+    """
+
+    pivot: Any
+    above: Any
+    delta: Any
 
 
 class Cut(NamedTuple):
@@ -56,16 +68,33 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def load_lse2(lse_ptr, rows, end):
-    """lse in base 2; +inf, which makes every P zero, in rows that see no key and past the end."""
-    lse = tl.load(lse_ptr + rows, mask=rows < end, other=float("-inf"))
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+def load_softmax(incoming, first, rows, end):
+    """RowSoftmax of rows of the head whose numbers begin at `first`."""
+    inside = rows < end
+    places = first + rows
+    return RowSoftmax(
+        tl.load(incoming.pivot_ptr + places, mask=inside, other=float("inf")),
+        tl.load(incoming.above_ptr + places, mask=inside, other=0.0),
+        tl.load(incoming.delta_ptr + places, mask=inside, other=0.0),
+    )
 
 
 @triton.jit
-def alive_rows(rows, lse2, end):
+def down(softmax):
+    """The rows as a column [M, 1]."""
+    return RowSoftmax(softmax.pivot[:, None], softmax.above[:, None], softmax.delta[:, None])
+
+
+@triton.jit
+def across(softmax):
+    """The rows as [1, M]."""
+    return RowSoftmax(softmax.pivot[None, :], softmax.above[None, :], softmax.delta[None, :])
+
+
+@triton.jit
+def alive_rows(rows, softmax, end):
     """The rows, with `end` for those that see nothing: not read, their NaN reaches no product."""
-    return tl.where(lse2 == float("inf"), end, rows)
+    return tl.where(softmax.pivot == float("inf"), end, rows)
 
 
 @triton.jit
@@ -120,12 +149,38 @@ def seen_only(gradients, row):
 
 
 @triton.jit
+def pair_arguments(scores, factor, i, j, call, place, EDGE: tl.constexpr, PRECISE: tl.constexpr):
+    """x, its slope over the uncapped one, and which pairs are seen; see `pair_gradients`."""
+    x = scores * factor
+    slope = x
+    if call.softcap is not None:
+        x, slope = capped(call, x, PRECISE)
+    seen = i >= 0
+    if EDGE and call.mask.ptr is None:
+        seen = visible(i, j, place.seq, call.window)
+    elif EDGE:
+        bias, seen, _ = masked_pairs(call, place, i, j)
+        x = x + bias
+    return x, slope, seen
+
+
+@triton.jit
+def kept_pairs(p, grad_p, i, j, call, place):
+    """P and dP times dropout's factors."""
+    if call.dropout.rate is not None:
+        kept = keeps(call.dropout, place.b * call.heads + place.h, i, j)
+        weight = number(call.dropout.factor, call.FLOAT)
+        p = tl.where(kept, p * weight, 0.0)
+        grad_p = tl.where(kept, grad_p * weight, 0.0)
+    return p, grad_p
+
+
+@triton.jit
 def pair_gradients(
     scores,
     grad_p,
     factor,
-    lse2,
-    delta,
+    softmax,
     i,
     j,
     call,
@@ -136,30 +191,16 @@ def pair_gradients(
     """P (times dropout's factors), dA and dS of a tile; everything broadcasts from i and j.
 
     scores = q . k and grad_p = dO . v are [M, N] with i [M, 1] and j [1, N], or [N, M] with
-    i [1, M] and j [N, 1]; factor, lse2 and delta are like i, or numbers. EDGE: some pairs are
-    hidden.
+    i [1, M] and j [N, 1]; factor and softmax are like i, or numbers. EDGE: some pairs are hidden.
     """
-    x = scores * factor
-    slope = x
-    if call.softcap is not None:
-        x, slope = capped(call, x, PRECISE)
-    seen = i >= 0
-    if EDGE and call.mask.ptr is None:
-        seen = reachable(i, j, place.seq, call.window)
-    elif EDGE:
-        bias, seen, _ = masked_pairs(call, place, i, j)
-        x = x + bias
-    # Rounding can lift x above lse2 where both are huge; min keeps NaN.
-    p = tl.exp2(tl.minimum(x - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    x, slope, seen = pair_arguments(scores, factor, i, j, call, place, EDGE, PRECISE)
+    # Rounding can lift x above the lse where both are huge; min keeps NaN.
+    u = x - softmax.pivot - softmax.above
+    p = tl.exp2(tl.minimum(u, 0.0, propagate_nan=tl.PropagateNan.ALL))
     if EDGE:
         p = tl.where(seen, p, 0.0)
-    used = p
-    if call.dropout.rate is not None:
-        kept = keeps(call.dropout, place.b * call.heads + place.h, i, j)
-        weight = number(call.dropout.factor, call.FLOAT)
-        used = tl.where(kept, p * weight, 0.0)
-        grad_p = tl.where(kept, grad_p * weight, 0.0)
-    grad_a = p * (grad_p - delta)
+    used, grad_p = kept_pairs(p, grad_p, i, j, call, place)
+    grad_a = p * (grad_p - softmax.delta)
     if EDGE:
         grad_a = tl.where(seen, grad_a, 0.0)  # 0 * NaN of what is hidden
     grad_s = grad_a

@@ -6,7 +6,8 @@ import triton.language as tl
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
     alive_rows,
-    load_lse2,
+    down,
+    load_softmax,
     one_by_one,
     pair_gradients,
     product,
@@ -18,11 +19,12 @@ from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_o
 from scaledot.backends.cuda.visible import Place, find_rows, key_tiles, span_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
     """BLOCK_M rows over the keys that they see.
 
-    row_scales [PARTS, B, H, Q]: q . (dS K) of each row, where the scale's gradient is wanted.
+    row_scales [B, H, Q]: sum_j dS_ij q_i . k_j, where the scale's gradient is wanted. Not by way of
+    dS K, which rounds dS: its rows would no longer sum to 0, and q . k may be far from it.
     """
     own_part = tl.program_id(0) % cut.PARTS  # of the columns of dQ
     program = tl.program_id(0) // cut.PARTS
@@ -36,13 +38,12 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
     row_end = tl.minimum(row + cut.BLOCK_M, seq.row_end)
     rows = row + tl.arange(0, cut.BLOCK_M)
     lines = (b * call.heads + h) * call.queries
-    lse2 = load_lse2(incoming.lse_ptr + lines, rows, row_end)
-    delta = tl.load(incoming.delta_ptr + lines + rows, mask=rows < row_end, other=0.0)
+    softmax = load_softmax(incoming, lines, rows, row_end)
     factor = row_scale(call, place, rows)
     if call.LOG_N:
         factor = factor[:, None]
 
-    alive = alive_rows(rows, lse2, seq.row_end)
+    alive = alive_rows(rows, softmax, seq.row_end)
     queries = Rows(matrix_of(call.query, b, h), alive, row_end)
     grads = Rows(matrix_of(incoming, b, h), alive, row_end)
     q = load_rows(queries.matrix, alive, row_end, cut.D, cut.BLOCK_D, True, own_part)  # [M, D]
@@ -50,12 +51,15 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
     MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
     BEFORE: tl.constexpr = tl.constexpr(call.window.left is not None)
     tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N)
+    SCALES: tl.constexpr = tl.constexpr(row_scales_ptr is not None)
     grad_q = tl.zeros([cut.BLOCK_M, cut.BLOCK_D], call.FLOAT)  # before the scale
+    scales = tl.zeros([cut.BLOCK_M], call.FLOAT)
     for part in tl.static_range(3):
         if (part == 0 and not MASKED) or part == 1 or (part == 2 and BEFORE):
             begin, end = span_of(tiles, part)
-            grad_q = _add_key_tiles(
+            grad_q, scales = _add_key_tiles(
                 grad_q,
+                scales,
                 begin,
                 end,
                 q,
@@ -63,28 +67,28 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
                 queries,
                 grads,
                 own_part,
-                lse2[:, None],
-                delta[:, None],
+                softmax,
                 factor,
                 rows,
                 call,
                 place,
                 part != 0,
+                SCALES,
                 cut,
             )
     if MASKED or BEFORE or call.window.right is not None:
         # The row's own numbers are sound, its gradient is not: a key hidden from it may be broken.
-        poisoned = (tl.sum(grad_q * 0.0, 1) != 0.0) & (tl.abs(lse2) < float("inf"))
+        poisoned = (tl.sum(grad_q * 0.0, 1) != 0.0) & (tl.abs(softmax.pivot) < float("inf"))
         if tl.max(poisoned.to(tl.int32), 0) > 0:  # noqa: SIM102, Triton would compute both
             if _hides_broken_keys(tiles, call, place, cut):
                 grad_q = _add_seen_keys(
-                    queries, grads, own_part, lse2, delta, rows, tiles, call, place, cut
+                    queries, grads, own_part, softmax, rows, tiles, call, place, cut
                 )
-    grad_q = tl.where((lse2 == float("inf"))[:, None], 0.0, grad_q)
-    if row_scales_ptr is not None:
-        each = tl.sum(grad_q * q.to(call.FLOAT), 1)
-        plane = tl.cast(call.batch, tl.int64) * call.heads * call.queries
-        tl.store(row_scales_ptr + own_part * plane + lines + rows, each, mask=rows < row_end)
+    blind = softmax.pivot == float("inf")
+    grad_q = tl.where(blind[:, None], 0.0, grad_q)
+    if SCALES:
+        mine = (rows < row_end) & (own_part == 0)
+        tl.store(row_scales_ptr + lines + rows, tl.where(blind, 0.0, scales), mask=mine)
     grad_q = grad_q * (factor * LN2)
     store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.OUT_D, cut.BLOCK_D)
 
@@ -92,6 +96,7 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
 @triton.jit
 def _add_key_tiles(
     grad_q,
+    scales,
     begin,
     end,
     q,
@@ -99,16 +104,16 @@ def _add_key_tiles(
     queries,
     grads,
     own_part,
-    lse2,
-    delta,
+    softmax,
     factor,
     rows,
     call,
     place,
     EDGE: tl.constexpr,
+    SCALES: tl.constexpr,
     cut,
 ):
-    """The keys from `begin` to `end` into dQ; EDGE: some pairs are hidden."""
+    """The keys from `begin` to `end` into dQ and the scale's gradient; EDGE: some are hidden."""
     FLOAT: tl.constexpr = call.FLOAT
     key_end = place.seq.key_end
     key = matrix_of(call.key, place.b, place.h // call.repeats)
@@ -130,8 +135,7 @@ def _add_key_tiles(
             scores,
             grad_p,
             factor,
-            lse2,
-            delta,
+            down(softmax),
             rows[:, None],
             columns[None, :],
             call,
@@ -139,10 +143,12 @@ def _add_key_tiles(
             EDGE,
             q.dtype == FLOAT,
         )
+        if SCALES:  # 0 times a hidden score that is not finite
+            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * scores), 1)
         grad_q = tl.dot(
             grad_s.to(k.dtype), k, grad_q, input_precision=cut.PRECISION, out_dtype=FLOAT
         )  # dS K
-    return grad_q
+    return grad_q, scales
 
 
 @triton.jit
@@ -158,7 +164,7 @@ def _hides_broken_keys(tiles, call, place, cut):
 
 
 @triton.jit
-def _add_seen_keys(queries, grads, own_part, lse2, delta, rows, tiles, call, place, cut):
+def _add_seen_keys(queries, grads, own_part, softmax, rows, tiles, call, place, cut):
     """dQ of all keys, one after the other: a key joins the rows that see it, and no other.
 
     In a product of matrices 0 times a key that is not finite would be NaN in all of them.
@@ -181,8 +187,7 @@ def _add_seen_keys(queries, grads, own_part, lse2, delta, rows, tiles, call, pla
             scores,
             grad_p,
             factor,
-            lse2[:, None],
-            delta[:, None],
+            down(softmax),
             rows[:, None],
             column[None, :],
             call,

@@ -24,9 +24,9 @@ def summed_to(tensor: Tensor | None, each: Tensor) -> Tensor:
     return each.sum_to_size(tensor.shape).to(tensor.dtype)
 
 
-def sink_gradient(sinks: Tensor | None, lse: Tensor, delta: Tensor) -> Tensor:
-    """-sum_i p_sink,i delta_i; rows that see no key have no part in it."""
+def sink_gradient(sinks: Tensor | None, pivot: Tensor, above: Tensor, delta: Tensor) -> Tensor:
+    """-sum_i p_sink,i delta_i; in rows that see no key the pivot is +inf, and p_sink 0."""
     assert sinks is not None
-    p_sink = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
-    each = -(p_sink * delta).masked_fill(lse == -math.inf, 0.0).sum(-1)  # [B, H]
+    sinks2 = sinks.to(pivot.dtype).unsqueeze(-1) * math.log2(math.e)
+    each = -((sinks2 - pivot - above).exp2() * delta).sum(-1)  # [B, H]
     return summed_to(sinks, each)

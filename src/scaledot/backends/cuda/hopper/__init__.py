@@ -96,4 +96,4 @@ def _moments_in_the_pass(inputs: Inputs, settings: Settings) -> str:
     return "none" if whole else "edges"
 
 
-engine = operators.define("hopper", _forward, backend.backward, ("CUDA",))
+engine = operators.define("hopper", _forward, backend.backward, ("CUDA",), backend.backward_of_part)

@@ -78,6 +78,8 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
         scaled = (tile.full_start > tile.start) | (tile.full_stop <= tile.full_start)
         if plan.FEW:  # but the first is not
             scaled = scaled & (tile.stop - tile.start > 1)
+        elif not plan.STEADY:  # the first counts as masked, even where it is full and the only one
+            scaled = scaled | (tile.stop - tile.start == 1)
         first = gl.where(scaled, first, first * scale_of(call))
         first_p = gl.where(low > 0, 0.0, gl.exp2(first - pivot) * share)
         n = gl.maximum(high - low, 0).to(gl.float32)

@@ -46,7 +46,7 @@ assert Floats._fields == MADE_FIELDS
 assert Counts._fields == COUNT_FIELDS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads_of_all"])
 def heads_kernel(
     rows,
     query,
