@@ -9,6 +9,7 @@ from fuzz.checks import check
 CASES, CHUNK = 10, 2
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))
 def test_triton_agrees_with_the_oracle(first):
     reports = []

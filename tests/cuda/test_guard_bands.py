@@ -99,6 +99,7 @@ def test_masks(device, shape):
     assert_reads_its_own_only(device, tensors, scaledot.attention_with_vitals, words, mask)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("length", [-5, 0, 38, 2**31 - 1])
 def test_a_wrong_key_length_gives_what_the_nearest_right_one_does(device, length, backend):
@@ -123,6 +124,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", HOSTILE)

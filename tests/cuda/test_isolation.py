@@ -73,6 +73,7 @@ CASES += [(torch.float32, kind, math.inf) for kind in KINDS[1:5]]
 CASES += [(torch.float16, kind, -math.inf) for kind in KINDS[3:5]]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("dtype", "kind", "bad"), CASES)
 def test_rows_that_cannot_see_a_broken_key_do_not_notice_it(device, dtype, kind, bad):
     seen, words = seen_by(kind)

@@ -41,6 +41,7 @@ def masked(case, kind):
     return replace(case, mask=mask, mask_type=of, mask_shape=(case.queries, case.keys))
 
 
+@pytest.mark.nightly
 def test_masks_narrower_than_the_product():
     cases = [replace(masked(PLAIN, kind), only_wanted="value") for kind in ("bool", "float16")]
     found = compiled(90, *cases)
