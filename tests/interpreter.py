@@ -24,10 +24,17 @@ def mend() -> None:
     builder = interpreter.InterpreterBuilder
     multiply = builder.create_dot
 
-    def multiply_bfloat16(self, a, b, d, input_precision, max_num_imprecise_acc):
-        """The interpreter holds bfloat16 as uint16 and would multiply those integers."""
+    def multiply_alike(self, a, b, d, input_precision, max_num_imprecise_acc):
+        """Sum in float64: a b and b a are alike, as where a GPU adds term by term.
+
+        numpy's sums of float32 hang on the shapes. And the interpreter holds bfloat16 as uint16,
+        and would multiply those integers.
+        """
         a, b = (_as_float32(x) for x in (a, b))
-        return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+        if d.dtype.scalar != tl.float32:
+            return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+        total = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+        return interpreter.TensorHandle((total + d.data).astype(np.float32), d.dtype.scalar)
 
     def _as_float32(handle):
         if handle.dtype != tl.bfloat16:
@@ -35,7 +42,7 @@ def mend() -> None:
         wide = handle.data.astype(np.uint32) << 16
         return interpreter.TensorHandle(wide.view(np.float32), tl.float32)
 
-    builder.create_dot = multiply_bfloat16
+    builder.create_dot = multiply_alike
     truncate = builder.create_fp_trunc
 
     def round_to_bfloat16(self, source, kind):

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from dense_rows import attend
 
+import scaledot
 from scaledot.backends.cuda.arguments import Dropout
 from scaledot.backends.cuda.backward import Config, backward, config_for
 from scaledot.backends.cuda.forward import Config as ForwardConfig
@@ -314,3 +315,19 @@ def test_a_part_of_the_keys_has_its_share_of_gradients_far_from_zero(device):
     for name in ("key", "value"):
         parts = torch.cat([getattr(left, name), getattr(right, name)], 2)
         torch.testing.assert_close(parts, getattr(whole, name), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [-1e9, torch.finfo(torch.float32).min])
+def test_rows_whose_scores_a_bias_swallows(device, bias):
+    """All their keys alike: of an lse of -1e9 float32 does not know how many those are."""
+    sizes = ((8, 4), (8, 4), (8, 4))
+    query, key, value = (torch.randn(1, 2, *size, device=device) for size in sizes)
+    mask = torch.zeros(8, 8, device=device)
+    mask[3:] = bias
+    leaves = [x.requires_grad_() for x in (query, key, value, mask)]
+    out = scaledot.attention(*leaves, backend="triton")
+    found = torch.autograd.grad(out.square().sum(), leaves)
+    plain = (query @ key.mT / 2 + mask).softmax(-1) @ value
+    exact = torch.autograd.grad(plain.square().sum(), leaves)
+    for got, want in zip(found, exact, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

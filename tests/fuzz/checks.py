@@ -26,9 +26,9 @@ from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 FACTOR = 4.0
 MORE_LOOKS = 12
 # Up to this lse a backward pass may make weights again as e^(logit - lse). torch's CPU kernel takes
-# no farther calls (backends/logit_bound.py), torch's GPU kernels take all. Ours there renew the lse
-# of far rows, of logits that another kernel may sum in another order. Beyond 1e7, a lowest bias.
-FAR_ON_CPU, FAR_ON_GPU = 64.0, 1e7
+# no farther calls (backends/logit_bound.py), and ours renew the lse there. torch's GPU kernels take
+# all, and so do ours for additive scores on a GPU. Beyond 1e7, a lowest bias.
+FAR, FAR_BY_LSE = 64.0, 1e7
 MOST = 0.9  # of a type's largest number: beyond, a result may overflow
 
 
@@ -162,8 +162,8 @@ class _Looks:
     ) -> None:
         """by_torch: its GPU kernels make each weight again as e^(logit - lse)."""
         self.case, self.compute, self.found = call.case, compute, []
-        self.far = FAR_ON_GPU if _on_gpu(engine) else FAR_ON_CPU
-        self.each = by_torch
+        by_lse = by_torch or (call.case.additive is not None and _on_gpu(engine))
+        self.far, self.each = FAR_BY_LSE if by_lse else FAR, by_torch
         self.numbers = torch.Generator().manual_seed(call.case.seed + seed)
 
     def take(self, count: int, name: str | None = None) -> list[torch.Tensor]:
