@@ -230,7 +230,7 @@ def test_the_words_say_where_since_when_how_fast_why_and_what_to_do():
     judge = Judge(command=["train.py", "--name", "two words"])
     alarms = judged((reading(s, "blocks.1.attention", 4, **runaway(s)) for s in range(60)), judge)
     warned = next(alarm for alarm in alarms if alarm.grade == "warn")
-    assert warned.words.startswith("blocks.1.attention, all 4 heads: scores run away")
+    assert warned.words.startswith("blocks.1.attention, all 4 heads: logits run away")
     assert f"since step {warned.since}" in warned.words
     assert "doubling every" in warned.words
     assert "no longer learns" in warned.words

@@ -83,7 +83,7 @@ def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     assert done.returncode == 0
     assert done.stdout == "steps 60\n"
     told = [line for line in done.stderr.splitlines() if "scaledot: warn" in line]
-    assert len([line for line in told if "scores run away" in line]) == 1
+    assert len([line for line in told if "logits run away" in line]) == 1
     assert "scaledot run --remedy qk-clip:100 train.py" in told[0]
     kept = RunReader(tmp_path / "r.vitals")
     assert kept.judged
@@ -244,7 +244,7 @@ def test_top_shows_the_gravest_alarm_in_words_and_as_data(tmp_path, capsys):
     assert cli.main(["top", "--once", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "act  step" in shown
-    assert "scores run away" in shown
+    assert "logits run away" in shown
     assert cli.main(["top", "--json", str(path)]) == 0
     data = json.loads(capsys.readouterr().out)["alarms"]
     assert data[0]["grade"] == "act"

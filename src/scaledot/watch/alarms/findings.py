@@ -27,7 +27,7 @@ class Finding:
 
 
 def collapse(heads: Heads, limit: Limits, step: int) -> list[Finding]:
-    """Scores run away while the softmax closes, in half of a layer's heads or more.
+    """Logits run away while the softmax closes, in half of a layer's heads or more.
 
     Act: three quarters of all heads of the model do so, and are closed.
     """
@@ -50,7 +50,7 @@ def collapse(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
 
 def growth(heads: Heads, limit: Limits, step: int) -> list[Finding]:
-    """The largest score of a head is high and still grows linearly or faster.
+    """The largest logit of a head is high and still grows linearly or faster.
 
     Healthy runs pass 100 as well: alone that is a note.
     """

@@ -31,7 +31,7 @@ RULES: dict[str, Rule] = {
         "collapse", 0.75, "act", "share of all heads that run away and are closed", _TUNED
     ),
     "collapse.score": Rule(
-        "collapse", 50.0, None, "a head runs away above this score", "Gemma 2 caps scores at 50"
+        "collapse", 50.0, None, "a head runs away above this logit", "Gemma 2 caps scores at 50"
     ),
     "collapse.projected": Rule(
         "collapse",
@@ -47,7 +47,7 @@ RULES: dict[str, Rule] = {
         "collapse", 0.1, None, "for act: passes less than this", "measure.BANDS['passes']"
     ),
     "growth": Rule(
-        "growth", 100.0, "note", "largest score of a head that still grows", f"{_KIMI}: tau = 100"
+        "growth", 100.0, "note", "largest logit of a head that still grows", f"{_KIMI}: tau = 100"
     ),
     "growth.warn": Rule("growth", 1e3, "warn", "the same", f"{_KIMI}: plain Muon passed 1000"),
     "growth.act": Rule(

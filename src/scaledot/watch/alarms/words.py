@@ -66,20 +66,20 @@ def _collapse(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     lead = columns[np.argmax(heads.trend.slope[columns])]
     score, passes = float(heads.score[columns].max()), float(heads.passes[columns].mean())
     return (
-        f"{_named(finding, columns, heads)}: scores run away and the softmax closes since step "
-        f"{finding.since:,}; largest score {_short(score)}, {_speed(heads, lead)}, passes "
+        f"{_named(finding, columns, heads)}: logits run away and the softmax closes since step "
+        f"{finding.since:,}; largest logit {_short(score)}, {_speed(heads, lead)}, passes "
         f"{_short(passes)}. A closed softmax no longer learns where to look; the loss tells later"
     )
 
 
 def _growth(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     words = (
-        f"{_named(finding, columns, heads)}: largest score {_short(finding.value)}, above "
+        f"{_named(finding, columns, heads)}: largest logit {_short(finding.value)}, above "
         f"{_short(finding.threshold)} and {_speed(heads, columns[0])} since step {finding.since:,}"
     )
     if GRADES[finding.grade] == "note":
         return f"{words}. Healthy runs do this too"
-    return f"{words}. Scores of this size have ended trainings"
+    return f"{words}. Logits of this size have ended trainings"
 
 
 def _saturation(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
