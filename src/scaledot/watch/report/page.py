@@ -100,7 +100,8 @@ def _numbers(facts: Facts) -> Markup:
         ("Heads", Markup(f"{facts.heads:,}"), f"in {count(len(facts.history.layers), 'layer')}"),
     ]
     if facts.loss.final is not None:
-        averaged = f"mean of the last {facts.loss.averaged:,} that were kept"
+        many = facts.loss.averaged > 1
+        averaged = f"mean of the last {facts.loss.averaged:,} that were kept" if many else ""
         entries.append(("Final loss", data(facts.loss.final), averaged))
     if facts.peak is not None:
         place = f"{words.where(facts.peak.layer, facts.peak.head)}, step {facts.peak.peak_step:,}"

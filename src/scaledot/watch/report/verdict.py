@@ -76,10 +76,9 @@ def not_known(facts: Facts) -> list[str]:
         )
     elif facts.readings and facts.watched is None:
         said.append("The store does not say which layers were watched.")
-    if 0 < facts.readings < FEW:
-        verb = "was" if facts.readings == 1 else "were"
+    if 0 < facts.readings < FEW and facts.evidence.enough:
         more = "" if facts.evidence.every is None else " `scaledot run --every 1` reads each."
-        said.append(f"Only {count(facts.readings, 'step')} {verb} read: few for a trend.{more}")
+        said.append(f"Only {facts.readings} steps were read: few for a trend.{more}")
     elif facts.evidence.gap > 1:
         said.append(
             f"Up to {facts.evidence.gap:,} steps lie between two readings: what came and went in "
@@ -297,10 +296,8 @@ def _story(facts: Facts, state: State) -> list[str]:
     if facts.loss.final is not None:
         lost = facts.loss.not_finite is not None or any(c.kind == "loss" for c in facts.crashes)
         began = "Before it was no number, the loss was" if lost else "The loss ended at"
-        said.append(
-            f"{began} {number(facts.loss.final)} (mean of the last {facts.loss.averaged:,} that "
-            f"{'was' if facts.loss.averaged == 1 else 'were'} kept)."
-        )
+        mean = f" (mean of the last {facts.loss.averaged:,} that were kept)"
+        said.append(f"{began} {number(facts.loss.final)}{mean if facts.loss.averaged > 1 else ''}.")
         if facts.loss.calls > 1:
             said.append(
                 f"Each loss is the mean of up to {facts.loss.calls} backward calls in a step, for "
