@@ -5,13 +5,14 @@ ROC, and one point of it that is its usual setting. None sees the future: the va
 made of the steps up to it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from runs import Recorded
 
 from scaledot.watch.alarms import Judge, overridden
+from scaledot.watch.alarms.heads import Scale
 
 # Our rule is swept over the score that a head is on its way to; the other thresholds stay.
 PROJECTED = (100, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)
@@ -32,10 +33,14 @@ def first_step(curve: np.ndarray, threshold: float) -> int | None:
     return int(over[0]) if len(over) else None
 
 
-def all_rules(run: Recorded) -> dict[str, int | None]:
-    """The rules as they ship: the first step of an alarm of each grade or a graver one."""
+def all_rules(run: Recorded, read: Iterable[int] | None = None) -> dict[str, int | None]:
+    """The rules as they ship: the first step of an alarm of each grade or a graver one.
+
+    read: the steps that are read; None: all of them.
+    """
     judge, first = Judge(), dict.fromkeys(("warn", "act"))
-    for step in range(len(run.losses)):
+    judge.scales.update(dict.fromkeys(run.layers, Scale(run.setup.factor, run.setup.d_k)))
+    for step in range(len(run.losses)) if read is None else read:
         for alarm in judge.read_step(run.readings(step)):
             for grade in ("warn", "act") if alarm.grade == "act" else (alarm.grade,):
                 if grade in first and first[grade] is None:

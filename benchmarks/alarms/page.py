@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import rates
+from cadences import PACES
 from rates import GRID, Row
 
 from scaledot.bench import drawing
@@ -42,6 +43,11 @@ SERIES = (
 WARNERS = (  # rows of the table: column, words
     ("step_warn", "scaledot, warn or act"),
     ("step_act", "scaledot, act"),
+    *(
+        (f"step_{grade}_{pace.name}", f"{words}, {pace.words}")
+        for pace in PACES
+        for grade, words in (("warn", "warn or act"), ("act", "act"))
+    ),
     ("step_rules", "scaledot, rule `collapse` alone"),
     ("step_max_logit", "max logit above 100"),
     ("step_entropy", "a layer's entropy ratio below 0.1"),
@@ -108,7 +114,7 @@ def rates_table(which: str) -> Callable[[list[Row]], str]:
             f"| false alarms, of {len(healthy)} healthy | median lead | least lead |",
             "|---|---|---|---|---|",
         ]
-        for column, words in WARNERS:
+        for column, words in (one for one in WARNERS if one[0] in rows[0]):
             found, false = rates.share(sick, column), rates.share(healthy, column)
             ahead = rates.lead(sick, column)
             least = "" if ahead.least is None else str(ahead.least)
@@ -136,8 +142,7 @@ def time_table(rows: list[Row]) -> str:
     seconds = sum(float(row["seconds"]) for row in rows)
     return (
         f"{len(rows)} runs and {trainings - len(rows)} twins. Their training times add up to "
-        f"{seconds / 60:.0f} minutes, at the lowest priority on two cores busy with other "
-        "work; alone on a core each takes some 6 seconds."
+        f"{seconds / 60:.0f} minutes on a core."
     )
 
 
@@ -166,7 +171,7 @@ On a GPU the reading of a step reaches the host some steps later, since nobody w
 twins are not clipped from readings, as the small ones are, but by `scaledot.watch.remedies` as it
 ships (`qk-clip:30`), which makes the factors of a step's own scores on the device. The alarms are
 replayed afterwards, each step with its own reading: in a run they would speak up to 8 steps later
-in time, and name the same step."""
+in time, and name the same step. They were not replayed at the default cadence."""
 
 
 def _larger_facts(rows: list[Row]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cadences import PACES, read_steps
 from detectors import DETECTORS, all_rules, first_step
 from grid import Family
 from runs import Recorded, Setup, recorded, twins
@@ -28,6 +29,7 @@ def row_of(family: Family, setup: Setup, folder: Path) -> Row:
     gain = _loss(run) - _loss(best)
     label = "sick" if gain >= SICK else "healthy" if gain < HEALTHY else "between"
     rules = all_rules(run)
+    paced = {pace.name: all_rules(run, read_steps(len(run.losses), pace)) for pace in PACES}
     curves = {detector.name: detector.curve(run) for detector in DETECTORS}
     seconds = sum(one.seconds for one in (run, *(other for _, other in remedied)))
     return {
@@ -44,6 +46,11 @@ def row_of(family: Family, setup: Setup, folder: Path) -> Row:
         "damage_step": _or_empty(_damage(run, best) if label == "sick" else None),
         "step_warn": _or_empty(rules["warn"]),
         "step_act": _or_empty(rules["act"]),
+        **{
+            f"step_{grade}_{name}": _or_empty(first[grade])
+            for name, first in paced.items()
+            for grade in ("warn", "act")
+        },
         **{
             f"step_{one.name}": _or_empty(first_step(curves[one.name], one.usual))
             for one in DETECTORS

@@ -63,6 +63,15 @@ class Setup:
     device: str = "cpu"
 
     @property
+    def d_k(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def factor(self) -> float:
+        """What the scores are multiplied by."""
+        return {"none": 1.0, "sqrt_dk": self.d_k**-0.5, "dk": 1 / self.d_k}[self.scale]
+
+    @property
     def name(self) -> str:
         came_later = {"task": "text", "large": False, "device": "cpu"}  # than the first recordings
         fields = {
@@ -199,10 +208,8 @@ def built(setup: Setup, vocabulary: int, generator: torch.Generator) -> nn.Modul
     if setup.model == "encoder":
         return _Encoder(vocabulary, setup)
     model = CharacterModel(vocabulary, setup.layers, setup.width, setup.heads, generator)
-    d_k = setup.width // setup.heads
-    scale = {"none": 1.0, "sqrt_dk": d_k**-0.5, "dk": 1 / d_k}[setup.scale]
     for block in model.blocks:
-        block.attention = _Attention(block.attention, scale, rope=setup.model == "rope")
+        block.attention = _Attention(block.attention, setup.factor, rope=setup.model == "rope")
     if setup.model == "learned":
         model.embed = _Learned(vocabulary, setup.tokens, setup.width)
         for module in model.modules():

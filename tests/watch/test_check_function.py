@@ -317,3 +317,33 @@ def test_a_forward_pass_that_ends_the_program_is_no_healthy_model(module, capsys
     text = "class Ends(nn.Module):\n    def forward(self, x): raise SystemExit(0)\n"
     name = module("from torch import nn\n" + text + "def build(): return Ends(), 1\n")
     assert "the forward pass of Ends failed" in _refused(capsys, f"{name}:build")
+
+
+MOSTLY_BY_HAND = """
+class Attention(nn.Module):
+    def __init__(self, fused):
+        super().__init__()
+        self.fused = fused
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = self.q_proj(x) * 2, self.k_proj(x) * 2, self.v_proj(x)
+        if self.fused:
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        return (q @ k.transpose(-1, -2) / math.sqrt(8)).softmax(-1) @ v
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(True), *(Attention(False) for _ in range(LAYERS)))
+    return model, torch.randn(2, 16, 8)
+"""
+
+
+@pytest.mark.parametrize(("layers", "status"), [(1, 0), (2, 1)])
+def test_a_model_of_which_less_than_half_was_seen_is_not_healthy(capsys, module, layers, status):
+    name = module(MOSTLY_BY_HAND.replace("LAYERS", str(layers)))
+    assert cli.main(["check", f"{name}:build"]) == status
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("too little seen: 1 of 3 attention layers watched" in printed) is bool(status)
+    again, data = _data(capsys, f"{name}:build")
+    assert (again, data["healthy"]) == (status, not status)

@@ -125,6 +125,24 @@ def test_a_run_without_attention_has_no_last_loss():
     assert receiver.losses == {}
 
 
+def test_a_loss_that_is_no_number_is_an_alarm_without_any_attention():
+    receiver = Receiver()
+    with scaledot.Watch(store=receiver) as watch:
+        steps(nn.Sequential(nn.Linear(16, 16)), number=6, broken_from=3)
+    assert [(one.step, one.kind, one.grade, one.layer) for one in watch.alarms] == [
+        (3, "loss", "act", "")
+    ]
+    assert watch.alarms[0].words.startswith("the loss is NaN")
+    assert next(iter(receiver.losses)) == 3
+
+
+def test_a_loss_that_is_no_number_is_an_alarm_between_two_readings():
+    model = encoder()
+    with scaledot.Watch(model, every=100) as watch:
+        steps(model, number=5, broken_from=2)
+    assert [(one.step, one.grade) for one in watch.alarms if one.kind == "loss"] == [(2, "act")]
+
+
 def test_a_grad_scaler_does_not_scale_the_series():
     receiver, model = Receiver(), encoder()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -121,7 +121,8 @@ def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     first, last = watched.err.splitlines()
     assert first == "scaledot: vitals go to run.vitals; live view: scaledot top run.vitals"
     assert last.startswith(
-        "scaledot: 2 of 2 attention layers watched; 6 readings in 3 steps; own cost "
+        "scaledot: 2 of 2 attention layers watched; too little seen: 3 of 7 steps were read, at "
+        "most 3 apart; --every 1 reads more; own cost "
     )
     reader = RunReader("run.vitals")
     assert [step.step for step in reader.steps("train")] == [0, 3, 6]
@@ -229,11 +230,51 @@ def test_a_script_of_nothing_but_plain_products_is_told_so():
     _write("train.py", NANO.replace("BY_HAND", "(True, True)").replace("COMPILED", "False"))
     plain, watched = _plain("train.py"), _watched("train.py")
     assert watched.out == plain.out
-    assert watched.err == (
-        "scaledot: 0 of 2 attention layers watched; "
-        "2 layers use unhooked matmuls: blocks.0, blocks.1\n"
+    account = "0 of 2 attention layers watched; 2 layers use unhooked matmuls: blocks.0, blocks.1"
+    first, last = watched.err.splitlines()
+    assert first == (
+        f"scaledot: after 1 step: {account}; the losses are watched for NaN and infinity"
     )
+    assert last.startswith(f"scaledot: {account}; the losses of ")
+    assert last.endswith(" steps were watched alone")
     assert not list(Path().glob("*.vitals*"))
+
+
+ALONE = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    if step == 4:
+        with torch.no_grad():
+            model.weight[0, 0] = float("nan")
+    loss = model(torch.ones(2, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("done")
+"""
+
+
+def test_the_loss_of_a_program_without_attention_is_watched():
+    _write("train.py", ALONE)
+    watched = _watched("--alarms", "alarms.jsonl", "train.py")
+    assert (watched.status, watched.out) == (0, "done\n")
+    first, alarm, last = watched.err.splitlines()
+    assert first == (
+        "scaledot: after 1 step: no attention found yet; the losses are watched for NaN and "
+        "infinity"
+    )
+    assert alarm.startswith("scaledot: act, step 4: the loss is NaN.")
+    assert last == (
+        "scaledot: no attention found; the losses of 9 steps were watched alone; alarms: 1 act"
+    )
+    assert json.loads(Path("alarms.jsonl").read_text())["kind"] == "loss"
+    assert not list(Path().glob("*.vitals*"))
+    ended = _watched("--fail-on", "act", "train.py")
+    assert (ended.status, ended.out) == (3, "")
 
 
 TRANSFORMERS = """
@@ -541,7 +582,11 @@ def test_coverage_and_notes_are_in_the_file_while_the_script_runs(folder, capsys
     store = inside.LateStore(folder / "run.vitals", claim=False, main=True)
     watched = [Coverage(("a",)), Coverage(("a",), ("b",)), Coverage(("a", "b"))]
     store.watch = SimpleNamespace(
-        coverage_in_words=lambda: str(watched.pop(0)), models=lambda: "a model", silent=False
+        coverage_in_words=lambda: str(watched.pop(0)),
+        coverage=lambda: Coverage(("a",), ("b",)),
+        step_number=1,
+        models=lambda: "a model",
+        silent=False,
     )
     store.note("cadence", "every 3 steps")
     store.note("coverage", "too early: there is no file")
@@ -556,7 +601,10 @@ def test_coverage_and_notes_are_in_the_file_while_the_script_runs(folder, capsys
     assert more["coverage"] == "2 of 2 attention layers watched"
     assert more["cadence"] == "every 3 steps"
     assert RunReader(folder / "run.vitals").attributes.model == "a model"
-    assert capsys.readouterr().err.count("\n") == 1
+    _, account = capsys.readouterr().err.splitlines()
+    assert account == (
+        "scaledot: after 1 step: 1 of 2 attention layers watched; 1 layer uses unhooked matmuls: b"
+    )
 
 
 def test_a_file_that_cannot_be_opened_costs_one_line(folder, capsys):
@@ -605,7 +653,8 @@ def test_an_evaluation_after_the_last_step_is_no_step(folder, capsys):
     store.write([_reading("a", 0), _reading("a", 1)])
     store.write([_reading("a", 2, "eval")])
     store.close()
-    assert (store.readings, store.steps) == (3, 2)
+    assert store.anything
+    assert store.evidence(2) == "too little seen: all 2 steps were read; a trend needs 8"
 
 
 def test_a_torch_that_is_interrupted_while_it_is_imported_gets_no_line():

@@ -146,7 +146,7 @@ def test_twelve_layers_of_twelve_heads_fit_a_small_terminal_with_every_number(tm
     assert all(line.split()[2:] == [".80"] * 12 for line in rows[:-1])
     assert rows[-1].split()[2:] == [*[".80"] * 11, ".04▼"]
     assert any(line.startswith("layer 11 h11") for line in lines)
-    assert "144 heads in 12 layers: 1 outside a band: passes 1" in lines[1]
+    assert "144 heads in 12 layers: 1 outside a band, too little seen: passes 1" in lines[1]
     assert "healthy: 0.1 or more" in lines[2]
 
 

@@ -14,6 +14,7 @@ from torch import distributed as dist
 from scaledot.printable import complain, typed
 from scaledot.watch.alarms import Alarm, overridden
 from scaledot.watch.alarms.telling import Telling
+from scaledot.watch.evidence import Read, least
 from scaledot.watch.ranks.files import file_of, rank_here
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import RunReader, Store, StoreError
@@ -74,22 +75,30 @@ class Session:
         self.store.close()
         if self.store.refused or self.watch.silent:
             return  # that was said when it happened, or rank 0 speaks
-        if not self.store.readings:
+        if not self.store.anything:
             # begun: there will be no further step in which attention could be seen.
-            self.nothing = str(dataclasses.replace(self.watch.coverage(), begun=True))
+            found = [str(dataclasses.replace(self.watch.coverage(), begun=True))]
+            if steps := self.watch.step_number:
+                found.append(f"the losses of {_count(steps, 'step')} were watched alone")
+            if self.store.telling is not None and (told := self.store.telling.summary()):
+                found.append(told)
+            self.nothing = "; ".join(found)
         elif self.store.speaks:
             if self._remedy is not None:
                 say(self._remedy.describe())
             say(self._summary())
 
     def _summary(self) -> str:
-        store, share = self.store, self.watch.cadence.share
+        store, cadence = self.store, self.watch.cadence
         assert store.path is not None
-        cost = "not known after so few steps" if share is None else f"{share:.2%} of the step time"
+        cost = "not known after so few steps"
+        if cadence.share is not None:
+            cost = f"{cadence.share:.2%} of the whole run"
+            if cadence.steady_share is not None:
+                cost += f", {cadence.steady_share:.2%} when steady"
         parts = [
             store.coverage,
-            _count(store.readings, "reading")
-            + (f" in {_count(store.steps, 'step')}" if store.steps else " of evaluation"),
+            store.evidence(self.watch.step_number),
             f"own cost {cost}",
             *store.losses(),
             *([summary] if store.telling and (summary := store.telling.summary()) else []),
@@ -131,8 +140,8 @@ class LateStore:
         self.watch: Watch | None = None
         self.telling: Telling | None = None
         self.coverage = ""
-        self.readings = 0
-        self.steps = 0  # of training, that were read
+        self.anything = False  # was read
+        self._read: dict[str, Read] = {}  # the steps of training, by layer
         self.speaks = False
         self._claim, self._main, self._started = claim, main, started
         self._only_rank = only_rank
@@ -141,7 +150,7 @@ class LateStore:
         self._notes: dict[str, Any] = {}  # what came before the file was open
         self._lines: list[str] = []  # to be said then: which rank speaks is known by then
         self._layers: set[str] = set()
-        self._last_step = -1
+        self._account = ""  # of what is not watched, as it was last said
 
     def write(self, readings: Sequence[Reading] = (), scalars: Sequence[Scalar] = ()) -> bool:
         if self._is_left_alone():
@@ -155,11 +164,10 @@ class LateStore:
             return False
         if readings:
             self._look_at_coverage({reading.layer for reading in readings})
-        self.readings += len(readings)
-        trained = {reading.step for reading in readings if reading.phase == "train"}
-        steps = {step for step in trained if step > self._last_step}
-        self.steps += len(steps)
-        self._last_step = max(steps, default=self._last_step)
+        self.anything = self.anything or bool(readings)
+        for reading in readings:
+            if reading.phase == "train":
+                self._read.setdefault(reading.layer, Read()).add(reading.step)
         taken = self._store.write(readings, scalars)
         self._check()
         return taken
@@ -188,10 +196,17 @@ class LateStore:
             self.telling.check()
 
     def say(self, line: str) -> None:
-        if self._store is None and not (self.refused or self._silent):
+        if self._store is None and not (self.speaks or self.refused or self._silent):
             self._lines.append(line)
         elif self.speaks:
             say(line)
+
+    def evidence(self, steps: int) -> str:
+        """How many steps of the run were read, and whether that is enough to judge it."""
+        if not self._read:
+            return "evaluation alone was read"
+        found = least(read.until(0, steps - 1) for read in self._read.values())
+        return str(found) if found.enough else f"too little seen: {found.advice}"
 
     def flush(self) -> bool:
         return self._store is not None and self._store.flush()
@@ -199,6 +214,7 @@ class LateStore:
     def note(self, name: str, value: Any) -> None:
         if name == "coverage":
             self._look_at_coverage(None)
+            self._say_what_is_not_watched()
         elif self._store is None:
             self._notes[name] = value
         else:
@@ -207,7 +223,8 @@ class LateStore:
     def losses(self) -> list[str]:
         """What the user should know about the file, if anything."""
         assert self._store is not None
-        lost = [f"{self._store.dropped} dropped"] if self._store.dropped else []
+        dropped = self._store.dropped
+        lost = [f"{_count(dropped, 'number')} dropped"] if dropped else []
         return lost + ([f"not all written: {self._store.broken}"] if self._store.broken else [])
 
     def close(self) -> None:
@@ -236,16 +253,37 @@ class LateStore:
             return
         for name, value in self._notes.items():
             self._store.note(name, value)
-        if self.speaks:
-            if not self._store.broken:  # the store itself has told that
-                name = shown(self.path)
-                say(f"vitals go to {name}; live view: scaledot top {typed(name)}")
-                if self.path != wanted:
-                    say(f"another run writes {shown(wanted)} now, so this one has its own file")
-                elif held:
-                    say(held)
-            for line in self._lines:
-                say(line)
+        if self.speaks and not self._store.broken:  # the store itself has told that
+            name = shown(self.path)
+            say(f"vitals go to {name}; live view: scaledot top {typed(name)}")
+            if self.path != wanted:
+                say(f"another run writes {shown(wanted)} now, so this one has its own file")
+            elif held:
+                say(held)
+        self._speak()
+
+    def _say_what_is_not_watched(self) -> None:
+        """After the first steps, and again where it has changed: not when the run has ended."""
+        if self.watch is None or self.refused or self._silent or self._is_left_alone():
+            return
+        steps, coverage = self.watch.step_number, self.watch.coverage()
+        if not steps or not (coverage.unseen or coverage.kept or not coverage.watched):
+            return
+        account = str(coverage)
+        if account == self._account:
+            return
+        self._account = account
+        if not coverage.watched:
+            account = account if coverage.unseen else "no attention found yet"
+            account += "; the losses are watched for NaN and infinity"
+            self._speak()  # there may never be a file to be opened
+        self.say(f"after {_count(steps, 'step')}: {account}")
+
+    def _speak(self) -> None:
+        """Say what has waited for the file."""
+        self.speaks = not rank_here()
+        for line in self._lines if self.speaks else ():
+            say(line)
         self._lines.clear()
 
     def _look_at_coverage(self, layers: set[str] | None) -> None:

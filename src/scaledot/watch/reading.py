@@ -29,12 +29,14 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 LOSS = "loss"
 LEARNING_RATE = "learning_rate"
 STEP_TIME = "step_time"  # seconds from one optimizer step to the next
-WATCH_COST = "watch_cost"  # share of the step time that went into the watch
+WATCH_COST = "watch_cost"  # share of the time so far that went into the watch
+SERIES = (LOSS, LEARNING_RATE, STEP_TIME, WATCH_COST)
 # Attributes of a segment: of how many backward calls a loss is the mean, and which remedies were
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"
 REMEDIES = "remedies"
 DISK = "disk"  # when the disk last refused to write and numbers were lost: full, since, until
+STEADY = "steady"  # the share and the interval that the cadence settles at: share, every
 ALIVE = "alive"  # the step at the last sign of life between two readings
 
 LONGEST_COMMAND = 2**14  # characters of a command line that are kept

@@ -1,6 +1,7 @@
 """`Watch`: the handle. It listens to the probes, closes steps, and hands readings on."""
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -18,6 +19,8 @@ from torch.optim import Optimizer
 from scaledot.watch import crash, models, reading
 from scaledot.watch.account import Account
 from scaledot.watch.alarms import Alarm, Judge, overridden
+from scaledot.watch.alarms.heads import Scale
+from scaledot.watch.alarms.judge import MOST_SCALES, SCALES
 from scaledot.watch.cadence import Cadence, Evaluations
 from scaledot.watch.coverage import Coverage
 from scaledot.watch.gather import Gathering, Key, Numbers, Waiting
@@ -201,6 +204,8 @@ class Watch:
             self._deliver(all_of_it=True)
         finally:  # a callback may end the process
             self._note_coverage()
+            if self.cadence.step:
+                self._note(reading.ALIVE, self.cadence.step)
             if self._own_store is not None or hasattr(self._store, "closes_with_watch"):
                 self._store.close()
             close_all(self._closed_at_end)
@@ -287,6 +292,8 @@ class Watch:
         if self._heads.setdefault(layer, heads) != heads:
             layer = f"{layer} ({heads} heads)"
         self._gathering.add(layer, found.phase, numbers, heads)
+        if self._judge is not None and not self._steps_looked_at and seen.scale is not None:
+            self._judge.scales[layer] = Scale(float(seen.scale), seen.query.shape[-1])
 
     @contextmanager
     def _timed_on_device(self, seen: Seen) -> Iterator[None]:
@@ -333,7 +340,7 @@ class Watch:
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
             self._scalars += self._last_numbers(step - 1)
-            self._coming += self._lone_loss(lambda losses: losses.last())
+            self._coming += self._last_loss()
             self._send(step, due)
             return
         self.cadence.close_step()
@@ -341,8 +348,10 @@ class Watch:
             self._last_measured = step
             self._scalars += self._numbers_of(step, optimizer)
             self._coming += self._loss_of(step)
-        else:
-            self._coming += self._lone_loss(lambda losses: losses.pass_by(step))
+        elif due and self._last_measured < 0 and not self._job.together:
+            self._coming += self._loss_of(step)  # no attention so far: the loss is watched alone
+        elif self._losses is not None and (broken := self._losses.pass_by(step)) is not None:
+            self._coming += [] if self._job.together else [broken]
         self._send(step, due)
         if due and self._steps_looked_at < NOTED:
             self._steps_looked_at += 1
@@ -387,10 +396,10 @@ class Watch:
             self._note(reading.LOSS_CALLS, self._loss_calls)
         return [] if loss is None else [loss]
 
-    def _lone_loss(self, ask: Callable[[Losses], Late | None]) -> list[Late]:
-        """Without readings of its step: of a run that has some, and not of one rank of many."""
-        loss = None if self._losses is None else ask(self._losses)
-        if loss is None or self._last_measured < 0 or self._job.together:
+    def _last_loss(self) -> list[Late]:
+        """Without a reading of its step; not of one rank of many."""
+        loss = None if self._losses is None else self._losses.last()
+        if loss is None or self._job.together:
             return []
         return [loss]
 
@@ -402,12 +411,14 @@ class Watch:
             with undisturbed():
                 ours = self._from_device(all_of_it)
             arrived, scalars = arrived + ours[0], scalars + ours[1]
+        if self._last_measured < 0:  # no attention so far: of the losses only bad ones are news
+            scalars = [s for s in scalars if s.name != reading.LOSS or not math.isfinite(s.value)]
         for one in arrived:
             self.latest[Key(one.layer, one.phase)] = one
         if arrived or scalars:
             for deliver in self._deliveries:
                 self._hand("readings", deliver, arrived, scalars)
-        raised = self._judged(arrived)
+        raised = self._judged(arrived, [one for one in scalars if one.name == reading.LOSS])
         self.cadence.spend(self.cadence.clock() - began)
         self._tell(raised)
         for scalar in scalars:
@@ -451,11 +462,13 @@ class Watch:
         except Exception:
             log.exception("a receiver of %s failed; training and the other receivers go on", what)
 
-    def _judged(self, arrived: list[Reading]) -> list[Alarm]:
-        if self._judge is None or not arrived:
+    def _judged(self, arrived: list[Reading], losses: list[Scalar]) -> list[Alarm]:
+        if self._judge is None or not (arrived or losses):
             return []
         try:
             raised = self._judge.read_all(arrived)
+            for one in losses:
+                raised += self._judge.read_loss(one.step, one.value)
         except Exception:
             log.exception("the alarms failed; the readings go on without them")
             self._judge = None
@@ -514,9 +527,18 @@ class Watch:
         if hasattr(self._store, "note"):
             self._note("coverage", self.coverage_in_words())
             self._note("cadence", str(self.cadence))
+            self._note_steady()
             self._note_remedies()
+            if self._judge is not None and self._judge.scales:
+                known = list(self._judge.scales.items())[:MOST_SCALES]
+                self._note(SCALES, {layer: list(one) for layer, one in known})
             if self.model is None and (words := self.models()):
                 self._note("model", words)
+
+    def _note_steady(self) -> None:
+        if self.cadence.steady_share is not None:
+            every = self.cadence.every if self.cadence.fixed else self.cadence.steady_every
+            self._note(reading.STEADY, {"share": self.cadence.steady_share, "every": every})
 
     def _note_remedies(self) -> None:
         if self.remedies:

@@ -118,6 +118,20 @@ def test_a_trend_looks_back_over_a_third_of_the_steps_whatever_the_cadence():
     assert slopes == pytest.approx([slopes[0]] * 3, rel=0.1)
 
 
+def test_a_trend_of_rare_readings_forgets_the_start_as_well():
+    """A short run that grew and then rests grows by the same power at every cadence."""
+
+    def power(gap: int) -> float:
+        trend = Trend()
+        trend.grow(1)
+        for step in range(0, 121, gap):
+            trend.add(np.arange(1), np.array([gap]), np.array([np.exp(min(step, 60) / 15)]))
+        return float(trend.slope[0]) * 120
+
+    assert [power(gap) for gap in (2, 4)] == pytest.approx([power(1)] * 2, abs=0.3)
+    assert power(10) < 2.5
+
+
 def test_a_stretch_says_whether_it_has_begun_for_any_head():
     stretch = Stretch()
     stretch.grow(2)
@@ -157,7 +171,7 @@ def test_layers_side_by_side_are_judged_as_layers_apart():
 
 
 def test_every_threshold_has_a_source_and_every_kind_its_words():
-    assert set(WORDS) == set(KINDS)
+    assert {*WORDS, "loss"} == set(KINDS)  # a loss is no head's
     for name, rule in RULES.items():
         assert name.partition(".")[0] == rule.kind
         assert rule.source
@@ -216,7 +230,7 @@ def test_the_words_say_where_since_when_how_fast_why_and_what_to_do():
     judge = Judge(command=["train.py", "--name", "two words"])
     alarms = judged((reading(s, "blocks.1.attention", 4, **runaway(s)) for s in range(60)), judge)
     warned = next(alarm for alarm in alarms if alarm.grade == "warn")
-    assert warned.words.startswith("blocks.1.attention, all 4 heads: scores run away")
+    assert warned.words.startswith("blocks.1.attention, all 4 heads: logits run away")
     assert f"since step {warned.since}" in warned.words
     assert "doubling every" in warned.words
     assert "no longer learns" in warned.words

@@ -18,6 +18,7 @@ from watch.alarms.alarm_cases import judged, reading, runaway
 from scaledot import Watch, cli
 from scaledot.watch import run
 from scaledot.watch.alarms import Judge, of_run
+from scaledot.watch.alarms.heads import Scale
 from scaledot.watch.alarms.telling import Telling
 from scaledot.watch.store import RunReader, Store, schema
 
@@ -82,7 +83,7 @@ def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     assert done.returncode == 0
     assert done.stdout == "steps 60\n"
     told = [line for line in done.stderr.splitlines() if "scaledot: warn" in line]
-    assert len([line for line in told if "scores run away" in line]) == 1
+    assert len([line for line in told if "logits run away" in line]) == 1
     assert "scaledot run --remedy qk-clip:100 train.py" in told[0]
     kept = RunReader(tmp_path / "r.vitals")
     assert kept.judged
@@ -243,7 +244,7 @@ def test_top_shows_the_gravest_alarm_in_words_and_as_data(tmp_path, capsys):
     assert cli.main(["top", "--once", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "act  step" in shown
-    assert "scores run away" in shown
+    assert "logits run away" in shown
     assert cli.main(["top", "--json", str(path)]) == 0
     data = json.loads(capsys.readouterr().out)["alarms"]
     assert data[0]["grade"] == "act"
@@ -260,6 +261,20 @@ def test_telling_notes_are_counted_and_not_printed(tmp_path):
     assert "no alarms go to" in said[0]  # the folder is missing: said once, nothing fails
     telling.tell(notes)
     assert len(said) == 1
+
+
+def test_a_question_about_the_scale_is_printed_though_it_is_a_note(tmp_path, capsys):
+    judge, said = Judge(), []
+    judge.scales["layer"] = Scale(1.0, 64)
+    alarms = judged([reading(0, q_rms=0.6, k_rms=0.6, logit_std=2.7)], judge)
+    Telling(said.append).tell(alarms)
+    assert len(said) == 1
+    assert said[0].startswith("note, step 0: layer: scale 1 where d_k = 64")
+    with Store(tmp_path / "r.vitals") as store:
+        store.write([reading(0)])
+        store.write_alarms(alarms)
+    assert cli.main(["top", "--once", str(tmp_path / "r.vitals")]) == 0
+    assert "note step 0: layer: scale 1 where d_k = 64" in capsys.readouterr().out
 
 
 def test_telling_ends_the_run_again_if_the_script_went_on():

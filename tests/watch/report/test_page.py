@@ -187,7 +187,7 @@ def test_two_runs_are_compared_on_the_same_scales(
     sick, well = report.examine(sick_demo)[0], report.examine(well_demo)[0]
     rows = {row.name: row for row in compare.rows_of(sick, well)}
     assert rows["final loss"].difference == pytest.approx(well.loss.final - sick.loss.final)
-    assert rows["largest score of the run"].a == sick.peak.peak
+    assert rows["largest logit read"].a == sick.peak.peak
     assert rows["closed heads"].b == 0
     assert compare.differing(sick, well)["highest learning rate"] == ("0.03", "0.001")
     text = "".join(Outline(both_page).text)

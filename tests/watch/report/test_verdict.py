@@ -27,7 +27,7 @@ from scaledot.watch.top.history import History
 def test_a_healthy_run_is_called_healthy(tmp_path):
     facts, verdict = report.examine(write_run(tmp_path / "r.vitals"))
     assert verdict.state == "healthy"
-    assert verdict.headline == "None of 5 heads needs attention."
+    assert verdict.headline == "None of 5 heads needs attention: all 60 steps were read."
     assert (facts.high, facts.closed, facts.broken) == (0, 0, 0)
     assert facts.remedies == []
 
@@ -139,12 +139,12 @@ def test_one_reading_is_too_little_to_judge(tmp_path, capsys):
     _, verdict = report.examine(path)
     assert (verdict.state, verdict.headline) == (
         "unknown",
-        "1 reading: too few to judge a training.",
+        "The only step was read; a trend needs 8.",
     )
+    assert verdict.name == "Too little seen"
     assert cli.main(["report", str(path), "--html", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
-    assert "too few to judge" in printed
-    assert "There is only 1 reading: a trend needs more" in printed
+    assert "Too little seen. The only step was read" in printed
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,125 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
 
 
 def test_low_coverage_few_readings_and_rare_readings_are_admitted(tmp_path):
-    few = write_run(tmp_path / "few.vitals", range(5), coverage="2 of 9 attention layers watched")
+    few = write_run(tmp_path / "few.vitals", range(9), coverage="2 of 9 attention layers watched")
     facts, verdict = report.examine(few)
     assert facts.watched == (2, 9)
-    assert verdict.headline == "No sign of illness in the 2 of 9 layers that were watched."
+    assert verdict.headline == ("2 of 9 attention layers were watched: all 9 steps were read.")
+    assert (verdict.state, verdict.name) == ("unknown", "Too little seen")
     assert any("of the others nothing is known" in line for line in verdict.unknown)
-    assert any("only 5 readings" in line for line in verdict.unknown)
+    assert any("Only 9 steps were read" in line for line in verdict.unknown)
     rare = write_run(tmp_path / "rare.vitals", range(0, 3000, 50))
-    assert any("Every 50 steps" in line for line in report.examine(rare)[1].unknown)
+    assert any("Up to 50 steps lie between" in line for line in report.examine(rare)[1].unknown)
+
+
+def test_a_starved_run_is_not_called_healthy(tmp_path, capsys):
+    """Steps 0, 1 and 307 of 400, none of them ill."""
+    path = write_run(tmp_path / "r.vitals", [0, 1, 307], alive=400)
+    facts, verdict = report.examine(path)
+    assert (verdict.state, verdict.name) == ("unknown", "Too little seen")
+    said = "3 of 400 steps were read, at most 306 apart; --every 5 reads more."
+    assert verdict.headline == said
+    assert cli.main(["report", str(path)]) == 0
+    assert f"Too little seen. {said}" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["report", str(path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"]["state"] == "unknown"
+    assert data["verdict"]["enough_was_read"] is False
+    assert (data["steps"]["number"], data["steps"]["largest_gap"]) == (400, 306)
+    assert facts.evidence.read == 3
+
+
+def test_the_gap_between_readings_stands_in_the_verdict(tmp_path):
+    path = write_run(tmp_path / "r.vitals", range(0, 400, 10))
+    assert report.examine(path)[1].headline == (
+        "None of 5 heads needs attention: 40 of 391 steps were read, at most 10 apart."
+    )
+
+
+def test_the_layer_that_was_read_least_decides(tmp_path):
+    path = tmp_path / "r.vitals"
+    with Store(path) as store:
+        for step in range(60):
+            names = ("a", "b") if step in (0, 1, 40) else ("a",)
+            store.write([reading(step, name, 2) for name in names])
+    _, verdict = report.examine(path)
+    assert verdict.headline.startswith("3 of 60 steps were read, at most 39 apart")
+
+
+@pytest.mark.parametrize(
+    ("ill", "words"),
+    [
+        (lambda step: {"max_logit": 2000.0}, "The largest logit read was 2,000"),
+        (
+            lambda step: {"max_logit": 200.0, "sum_p2": 0.93} if step == 5 else {},
+            "5 of 5 heads had closed at step 5.",
+        ),
+        (lambda step: {"sum_p2": 0.96} if step == 30 else {}, "5 of 5 heads had closed at step 30"),
+        (
+            lambda step: {"row_std": 9.0, "logit_std": 12.0} if step > 40 else {},
+            "5 of 5 heads had logits that are far too large (row_std above 8) at step 41.",
+        ),
+    ],
+    ids=["logit", "closed", "one-hot", "wide"],
+)
+def test_no_run_is_healthy_whose_heads_once_were_not(tmp_path, ill, words):
+    """No alarm was raised: it did not grow, or did not last."""
+    path = write_run(tmp_path / "r.vitals", judged=True, ill=lambda step, layer: ill(step))
+    facts, verdict = report.examine(path)
+    assert facts.alarms == []
+    assert verdict.state == "watch"
+    assert verdict.since_step is not None
+    assert words in verdict.headline
+
+
+def test_a_missing_division_is_never_healthy_and_half_a_scale_may_be(tmp_path):
+    for scale, state in ((1.0, "watch"), (1 / 64, "healthy")):
+        path = write_run(
+            tmp_path / f"{scale}.vitals",
+            ill=lambda step, layer: {"q_rms": 0.6, "k_rms": 0.55},
+            scales={layer: [scale, 64] for layer, _ in LAYERS},
+        )
+        facts, verdict = report.examine(path)
+        assert {(one.kind, one.grade) for one in facts.alarms} == {("scale", "note")}
+        assert verdict.state == state
+    path = tmp_path / "1.0.vitals"
+    assert "is the division by sqrt(d_k) missing?" in report.examine(path)[1].headline
+
+
+def test_the_cost_of_the_whole_run_and_of_the_steady_state_are_named(tmp_path, capsys):
+    steady = {"share": 0.004, "every": 90}
+    path = write_run(
+        tmp_path / "r.vitals", scalars=lambda step: {"watch_cost": 0.05}, steady=steady
+    )
+    assert cli.main(["report", str(path), "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert cost["share_of_step_time"] == pytest.approx(0.05)
+    assert (cost["steady_share"], cost["steady_every"]) == (0.004, 90)
+    assert cli.main(["report", str(path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the watch cost 5 % of the whole run (early readings included), 0.4 %" in printed
+    assert "when steady, every 90 steps" in printed
+
+
+@pytest.mark.parametrize("steady", [7, {"share": "x"}, {"share": math.inf, "every": None}])
+def test_a_foreign_note_of_the_cost_is_none(tmp_path, steady):
+    path = write_run(tmp_path / "r.vitals", range(9), steady=steady, alive="soon")
+    facts, _ = report.examine(path)
+    assert facts.steady_cost is None
+    assert facts.evidence.steps == 9
+
+
+def test_top_and_the_report_count_the_same_heads(tmp_path):
+    def ill(step, layer):
+        return {"logit_std": 0.02, "row_std": 0.02}
+
+    path = write_run(tmp_path / "r.vitals", [0, 1, 307], ill=ill, alive=400)
+    facts, verdict = report.examine(path)
+    frame = frame_of(History(path), "passes")
+    assert (facts.outside, facts.outside_heads) == (frame.ill, frame.ill_heads)
+    assert facts.evidence == frame.evidence
+    line = "5 of 5 heads stood outside a healthy band: row_std 5, logit_std 5."
+    assert any(said.endswith(line) for said in verdict.sentences)
 
 
 def test_a_single_closed_head_that_does_not_grow_is_healthy(tmp_path):
@@ -223,7 +334,7 @@ def test_a_judged_run_keeps_its_own_alarms(tmp_path):
     path = write_run(tmp_path / "r.vitals", range(90), ill=collapsing, judged=True)
     facts, verdict = report.examine(path)
     assert facts.alarms == []  # the rules were asked then, and said nothing
-    assert verdict.state == "healthy"
+    assert verdict.state == "watch"  # yet what was read is above the level of a warning
     unjudged = write_run(tmp_path / "u.vitals", range(90), ill=collapsing)
     facts, _ = report.examine(unjudged)
     assert facts.alarms == of_run(RunReader(unjudged))
@@ -458,12 +569,12 @@ def test_what_the_watch_wrote_is_reported_without_a_change(tmp_path):
     weight = torch.nn.Parameter(torch.ones(8, 8))
     optimizer = torch.optim.SGD([weight], lr=0.125)
     with Watch(every=1, store=path):
-        for _ in range(4):
+        for _ in range(8):
             query = torch.randn(1, 2, 5, 8) @ weight
             F.scaled_dot_product_attention(query, query, query).mean().backward()
             optimizer.step()
     facts, verdict = report.examine(path)
-    assert (facts.readings, facts.heads) == (4, 2)
+    assert (facts.readings, facts.heads) == (8, 2)
     assert facts.rate_at(3) == 0.125
     assert facts.coverage
     assert verdict.state in ("healthy", "watch")

@@ -11,9 +11,16 @@ if TYPE_CHECKING:
 
 SCRIPT = "SCRIPT"  # stands for the script, where it is not this process's own
 QK_CLIP, QK_NORM = "qk-clip:100", "qk-norm"
-REMEDIES = {"collapse": QK_CLIP, "growth": QK_CLIP, "saturation": QK_NORM}  # by kind of alarm
+REMEDIES = {  # by kind of alarm
+    "collapse": QK_CLIP,
+    "growth": QK_CLIP,
+    "saturation": QK_NORM,
+    "start": QK_NORM,
+}
 LINES = {  # of the other kinds
     "fading": "scaledot.attention(q, k, v, scale='sqrt_dk')",
+    "scale": "F.scaled_dot_product_attention(q, k, v)  # without scale=: 1/sqrt(d_k)",
+    "loss": "torch.autograd.set_detect_anomaly(True)",
     "broken": "torch.autograd.set_detect_anomaly(True)",
     "sink": "nothing to do",
 }

@@ -49,6 +49,16 @@ def at_least(grade: Grade, wanted: Grade) -> bool:
     return GRADES.index(grade) >= GRADES.index(wanted)
 
 
+def is_loud(alarm: Alarm) -> bool:
+    """Whether it is shown without being asked for; of the notes, those about the call's scale."""
+    return alarm.grade != "note" or alarm.kind == "scale"
+
+
+def misses_division(alarm: Alarm) -> bool:
+    """Whether the call's scale is far above 1/sqrt(d_k)."""
+    return alarm.kind == "scale" and alarm.value > 1
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -3,6 +3,7 @@
 Each gives at most one finding a layer. None knows what was said before: that is the judge's.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Finding:
 
 
 def collapse(heads: Heads, limit: Limits, step: int) -> list[Finding]:
-    """Scores run away while the softmax closes, in half of a layer's heads or more.
+    """Logits run away while the softmax closes, in half of a layer's heads or more.
 
     Act: three quarters of all heads of the model do so, and are closed.
     """
@@ -49,7 +50,7 @@ def collapse(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
 
 def growth(heads: Heads, limit: Limits, step: int) -> list[Finding]:
-    """The largest score of a head is high and still grows linearly or faster.
+    """The largest logit of a head is high and still grows linearly or faster.
 
     Healthy runs pass 100 as well: alone that is a note.
     """
@@ -107,6 +108,53 @@ def fading(heads: Heads, limit: Limits, step: int) -> list[Finding]:
     ]
 
 
+def start(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """Find logits that are many times too large in nearly every head of the first step read.
+
+    Three numbers must say so: the spread of all logits, their spread within a row (which is what
+    the softmax sees), and what q, k and the scale alone would give. So neither a bias that is added
+    to the logits, as ALiBi's, nor a direction that all keys share is taken for it.
+    """
+    if step != heads.opened:
+        return []
+    std, row_std, q_rms, k_rms = heads.opening
+    alone = heads.units * q_rms * k_rms
+    large = np.minimum.reduce([std, row_std, alone]) > limit["start"]
+    measured = np.count_nonzero(std)
+    if not measured or np.count_nonzero(large) < limit["start.heads"] * measured:
+        return []
+    return [
+        Finding("start", WARN, where, step, float(np.median(std[where.columns])), limit["start"])
+        for where in heads.by_layer(large)
+    ]
+
+
+def scale(heads: Heads, limit: Limits, step: int) -> list[Finding]:
+    """Find calls of the first step read whose scale is far from 1/sqrt(d_k).
+
+    A division that is folded into q's weights makes q and k unlike, and what normalises q or k
+    chooses its scale freely: neither is found.
+    """
+    if step != heads.opened:
+        return []
+    found: list[Finding] = []
+    for layer, columns in heads.layers():
+        known = heads.scales.get(layer)
+        _, _, q_rms, k_rms = heads.opening[:, columns]
+        if known is None or not (q_rms.all() and k_rms.all()):
+            continue
+        alike = float(np.median(q_rms / k_rms))
+        unit = known.unit
+        if known.twice(alike):
+            unit = 1 / math.sqrt(known.d_k)
+        elif max(alike, 1 / alike) > limit["scale.alike"] or known.normalised(q_rms, k_rms):
+            continue
+        if max(unit, 1 / unit) > limit["scale"] * 0.999:  # 1/sqrt(d_model) of four heads is just 2
+            every = InLayer(layer, columns, np.arange(len(q_rms)), 1.0)
+            found.append(Finding("scale", NOTE, every, step, unit, limit["scale"]))
+    return found
+
+
 def broken(heads: Heads, limit: Limits, step: int) -> list[Finding]:
     """Rows that hold NaN or inf: at once, without waiting for a second reading."""
     holds = heads.nonfinite > limit["broken"]
@@ -147,6 +195,8 @@ def sink(heads: Heads, limit: Limits, step: int) -> list[Finding]:
 
 EVERY: tuple[Callable[[Heads, Limits, int], list[Finding]], ...] = (
     broken,
+    start,
+    scale,
     collapse,
     growth,
     saturation,

@@ -4,6 +4,7 @@ All heads of all layers lie side by side in a few arrays, a layer's heads togeth
 some dozens of operations on those arrays, whatever the number of layers.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,10 +18,45 @@ from scaledot.watch.reading import Reading
 SCORE, ENTROPY, SUM_P2, SINK, OFF = map(
     FLOAT_FIELDS.index, ("max_logit", "entropy_ratio", "sum_p2", "sink", "off")
 )
+OPENING = ("logit_std", "row_std", "q_rms", "k_rms")  # kept of the first step alone
+OPENING_FIELDS = [FLOAT_FIELDS.index(name) for name in OPENING]
 ROWS, NONFINITE = map(COUNT_FIELDS.index, ("rows", "nonfinite"))
+# How exactly a size shows what was done on purpose: ln of a ratio, and a share.
+NEAR, NORMED = 0.1, 0.002
+FEWEST_TO_DIVIDE = 9  # d_k below which sqrt(d_k) is no more than chance makes
 # Random depth and routing run other layers in every step: so many sets are remembered.
 MOST_SETS = 16
 NUMBERS = ("score", "passes", "sink", "nonfinite", "first", "last")
+
+
+class Scale(NamedTuple):
+    """What a layer's calls multiply their scores by."""
+
+    scale: float
+    d_k: int
+
+    @property
+    def unit(self) -> float:
+        """1 where it is 1/sqrt(d_k)."""
+        return self.scale * math.sqrt(self.d_k)
+
+    def twice(self, ratio: float) -> bool:
+        """Whether q or k is smaller by sqrt(d_k) already, where the scale divides by it again.
+
+        ratio: of q_rms to k_rms.
+        """
+        size = math.log(max(ratio, 1 / ratio))
+        right = abs(math.log(self.unit)) < NEAR
+        return right and self.d_k >= FEWEST_TO_DIVIDE and abs(size - math.log(self.d_k) / 2) < NEAR
+
+    def normalised(self, q_rms: np.ndarray, k_rms: np.ndarray) -> bool:
+        """Whether the vectors of q or of k have the length 1 or sqrt(d_k) in every head."""
+        units = (1.0, 1 / math.sqrt(self.d_k))
+        return any(
+            bool((np.abs(rms / unit - 1) < NORMED).all())
+            for rms in (q_rms, k_rms)
+            for unit in units
+        )
 
 
 class InLayer(NamedTuple):
@@ -40,6 +76,9 @@ class Heads:
         self._known: dict[tuple, np.ndarray | slice] = {}  # columns of the last sets
         self.score, self.passes, self.sink, self.nonfinite = (np.zeros(0) for _ in range(4))
         self.first, self.last = (np.zeros(0, np.int64) for _ in range(2))  # steps
+        self.opened: int | None = None  # the first step that was read
+        self.opening = np.zeros((len(OPENING), 0))  # [OPENING, heads]; 0: not read in that step
+        self.scales: dict[str, Scale] = {}  # of each layer's calls, where it is known
         self.trend = Trend()
         self.away, self.growing, self.shut, self.flat, self.sunk, self.broken = self._stretches = (
             *(Stretch() for _ in range(6)),
@@ -58,6 +97,9 @@ class Heads:
             at, floats = np.arange(len(self.score))[at][counted], floats[:, counted]
         self.score[at], self.passes[at] = floats[SCORE], 1 - floats[SUM_P2]
         self.sink[at] = np.maximum(floats[SINK], floats[OFF])
+        self.opened = step if self.opened is None else self.opened
+        if step == self.opened:
+            self.opening[:, at] = floats[OPENING_FIELDS]
         self.trend.add(at, step - self.last[at], floats[SCORE])
         self.last[at] = step
         self._look(at, floats[ENTROPY], step)
@@ -88,11 +130,23 @@ class Heads:
         """Sinks are sharp by right; they are neither sick nor healthy."""
         return ~self.sunk.lasts
 
+    @property
+    def units(self) -> np.ndarray:
+        """Each head's scale x sqrt(d_k); 1 where the scale is not known."""
+        found = np.ones(len(self.score))
+        for layer, columns in self._places.items():
+            if layer in self.scales:
+                found[columns] = self.scales[layer].unit
+        return found
+
     def age(self, step: int) -> np.ndarray:
         return step - self.first
 
     def columns(self, layer: str) -> slice:
         return self._places[layer]
+
+    def layers(self) -> Iterator[tuple[str, slice]]:
+        yield from self._places.items()
 
     def by_layer(self, holds: np.ndarray, counted: np.ndarray | None = None) -> Iterator[InLayer]:
         """The layers in which it holds of any head; counted: of how many the share is taken."""
@@ -125,6 +179,7 @@ class Heads:
             for name in NUMBERS:
                 array = getattr(self, name)
                 setattr(self, name, np.append(array, np.zeros(heads, array.dtype)))
+            self.opening = np.pad(self.opening, ((0, 0), (0, heads)))
             self.first[begin:], self.last[begin:], self.passes[begin:] = step, step, 1.0
             for part in (self.trend, *self._stretches):
                 part.grow(heads)

@@ -1,21 +1,27 @@
 """`Judge`: reads vital signs as they come and raises alarms. Pure: no clock, no file, no torch."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from scaledot.watch.alarms import words
 from scaledot.watch.alarms.alarm import GRADES, Alarm
 from scaledot.watch.alarms.findings import EVERY, Finding
-from scaledot.watch.alarms.heads import Heads
-from scaledot.watch.alarms.rules import RULES, Rule
-from scaledot.watch.reading import Phase, Reading
+from scaledot.watch.alarms.heads import Heads, Scale
+from scaledot.watch.alarms.rules import OFF, RULES, Rule
+from scaledot.watch.reading import LOSS, Phase, Reading
 from scaledot.watch.store.records import replaced_from
 
 # Readings of a layer without it until an alarm has ended and may come again; fewer suffice where
 # they lie so many steps apart.
 RESTS, RESTS_APART, APART = 20, 5, 64
+LOSS_RESTS = 100  # steps without a loss that is no number until it is news again
+SCALES = "scales"  # the attribute of a segment: [scale, d_k] of each layer
+MOST_SCALES = 1024  # layers whose scale is kept
 
 
 @dataclass
@@ -46,11 +52,17 @@ class Judge:
         self._command, self._phase = tuple(command), phase
         self._heads = Heads(self._limit)
         self._standing: dict[tuple[str, str], _Standing] = {}  # by kind and layer
+        self._lost: int | None = None  # the last step whose loss was no number
 
     @property
     def standing(self) -> list[Alarm]:
         """What has been raised and has not ended."""
         return [one.alarm for one in self._standing.values()]
+
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """By layer, what its calls multiply their scores by: to be set before the first reading."""
+        return self._heads.scales
 
     def read(self, reading: Reading) -> list[Alarm]:
         """One layer of one step."""
@@ -78,6 +90,15 @@ class Judge:
         self._standing = {k: one for k, one in self._standing.items() if not one.rests(step)}
         return raised
 
+    def read_loss(self, step: int, value: float) -> list[Alarm]:
+        """The loss of one step: an alarm where it is no number, and again after a long rest."""
+        if math.isfinite(value) or self._limit["loss"] == OFF:
+            return []
+        before, self._lost = self._lost, step
+        if before is not None and step - before < LOSS_RESTS:
+            return []
+        return [words.tell_loss(step, value)]
+
     def _findings(self, step: int) -> Iterator[Finding]:
         for rule in EVERY:
             yield from rule(self._heads, self._limit, step)
@@ -104,9 +125,27 @@ def of_run(reader: Any, rules: Mapping[str, Rule] = RULES) -> list[Alarm]:
     """
     starts = reader.starts()
     alarms: list[Alarm] = []
+    scales = scales_from(reader.attributes.more.get(SCALES))
     for segment, steps in groupby(reader.steps("train"), key=lambda step: step.segment):
         judge, end = Judge(rules), replaced_from(starts, segment)
+        judge.scales.update(scales)
         for step in steps:
             if step.step < end:
                 alarms += judge.read_step(step.readings)
-    return alarms
+    losses, judge = reader.scalars(LOSS).newest(starts), Judge(rules)
+    for place in np.flatnonzero(~np.isfinite(losses.values)).tolist():
+        alarms += judge.read_loss(int(losses.steps[place]), float(losses.values[place]))
+    return sorted(alarms, key=lambda alarm: alarm.step)
+
+
+def scales_from(note: Any) -> dict[str, Scale]:
+    """Read what a segment keeps under SCALES; a foreign value gives none."""
+    found: dict[str, Scale] = {}
+    for layer, pair in note.items() if isinstance(note, dict) else ():
+        try:
+            factor, d_k = float(pair[0]), int(pair[1])
+        except (TypeError, ValueError, LookupError, OverflowError):
+            continue
+        if math.isfinite(factor) and factor > 0 and 0 < d_k < 2**20:
+            found[str(layer)] = Scale(factor, d_k)
+    return found

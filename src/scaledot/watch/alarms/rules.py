@@ -21,6 +21,7 @@ class Rule(NamedTuple):
 
 _KIMI = "Kimi K2, arXiv 2507.20534"
 _TUNED = "tuned: docs/alarms.md"
+_MEASURED = "measured on first steps: docs/alarms.md"
 
 RULES: dict[str, Rule] = {
     "collapse": Rule(
@@ -30,7 +31,7 @@ RULES: dict[str, Rule] = {
         "collapse", 0.75, "act", "share of all heads that run away and are closed", _TUNED
     ),
     "collapse.score": Rule(
-        "collapse", 50.0, None, "a head runs away above this score", "Gemma 2 caps scores at 50"
+        "collapse", 50.0, None, "a head runs away above this logit", "Gemma 2 caps scores at 50"
     ),
     "collapse.projected": Rule(
         "collapse",
@@ -46,7 +47,7 @@ RULES: dict[str, Rule] = {
         "collapse", 0.1, None, "for act: passes less than this", "measure.BANDS['passes']"
     ),
     "growth": Rule(
-        "growth", 100.0, "note", "largest score of a head that still grows", f"{_KIMI}: tau = 100"
+        "growth", 100.0, "note", "largest logit of a head that still grows", f"{_KIMI}: tau = 100"
     ),
     "growth.warn": Rule("growth", 1e3, "warn", "the same", f"{_KIMI}: plain Muon passed 1000"),
     "growth.act": Rule(
@@ -76,7 +77,29 @@ RULES: dict[str, Rule] = {
         "fading", 0.98, None, "entropy_ratio above this is flat", "measure.BANDS; arXiv 2501.19399"
     ),
     "fading.warm_up": Rule("fading", 200.0, None, "steps before flat heads count", _TUNED),
+    "start": Rule(
+        "start", 4.0, "warn", "logit_std and row_std at the first reading", "measure.BANDS"
+    ),
+    "start.heads": Rule("start", 0.9, None, "in this share of all heads", _MEASURED),
+    "start.later": Rule(
+        "start",
+        8.0,
+        None,
+        "the same at any later reading: the report calls no such run healthy",
+        _MEASURED,
+    ),
+    "scale": Rule(
+        "scale",
+        2.0,
+        "note",
+        "at the first reading: the call's scale x sqrt(d_k) is this, or 1 over it",
+        _MEASURED,
+    ),
+    "scale.alike": Rule(
+        "scale", 2.0, None, "and q_rms and k_rms differ by less: nothing is folded in", _MEASURED
+    ),
     "broken": Rule("broken", 0.0, "act", "rows that hold NaN or inf", "there is no healthy number"),
+    "loss": Rule("loss", 0.0, "act", "losses that are NaN or inf", "there is no healthy number"),
     "sink": Rule(
         "sink", 0.3, "note", "weight on the first key: a sink", "Gu et al., arXiv 2410.10781: 0.3"
     ),

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from scaledot.printable import one_line
-from scaledot.watch.alarms.alarm import Alarm, Grade, as_json, at_least
+from scaledot.watch.alarms.alarm import Alarm, Grade, as_json, at_least, is_loud
 from scaledot.watch.alarms.words import line
 
 EXIT_CODE = 3
@@ -58,11 +58,12 @@ class Telling:
     def _print(self, alike: list[Alarm]) -> None:
         """Each kind and grade once: where one layer falls ill, its neighbours follow for steps.
 
-        Those, and notes, are for who looks: `scaledot top`, `scaledot report`, the JSON lines.
+        Those, and notes, are for who looks: `scaledot top`, `scaledot report`, the JSON lines. A
+        note about the scale is a question to the person who has just started the run.
         """
         first = alike[0]
         key = first.kind, first.grade
-        if key not in self._said and (first.grade != "note" or self._ends(first)):
+        if key not in self._said and (is_loud(first) or self._ends(first)):
             self._said.add(key)
             self._say(one_line(line(alike)))
 

@@ -47,9 +47,10 @@ class Trend:
         number = self.readings[at] + 1
         steps = np.where(number > 1, steps, 0)
         age = self.age[at] + steps
-        # Readings in the window, were all of them as far apart as the last two.
+        # Readings in the window, were all of them as far apart as the last two; rare ones are few.
         within = WINDOW * (age / np.maximum(steps, 1) + 1)
-        keep = 1 - 1 / np.maximum(within, FEWEST)
+        fewest = np.clip(APART / np.maximum(steps, 1), FEWEST_APART, FEWEST)
+        keep = 1 - 1 / np.maximum(within, fewest)
         weight, x, sum_y = self.weight[at], self.x[at], self.y[at]
         xx = keep * (self.xx[at] - 2 * steps * x + steps**2 * weight)
         xy = keep * (self.xy[at] - steps * sum_y)

@@ -9,7 +9,7 @@ import numpy as np
 from scaledot.watch.alarms.advice import SCRIPT, advice_for
 from scaledot.watch.alarms.alarm import GRADES, Alarm
 from scaledot.watch.alarms.findings import Finding
-from scaledot.watch.alarms.heads import Heads
+from scaledot.watch.alarms.heads import Heads, Scale
 
 SHOWN = 6  # heads that are listed by number
 
@@ -36,6 +36,24 @@ def tell(finding: Finding, step: int, heads: Heads, command: Sequence[str]) -> A
     )
 
 
+def tell_loss(step: int, value: float) -> Alarm:
+    """Write the alarm of a loss that is no number; it is the model's, and no layer's."""
+    return Alarm(
+        step=step,
+        grade="act",
+        kind="loss",
+        layer="",
+        head=None,
+        value=value,
+        threshold=0.0,
+        since=step,
+        rate=None,
+        words=f"the loss is {'NaN' if math.isnan(value) else 'infinite'}. What follows is not to "
+        "be trusted; go back to the last checkpoint before this step",
+        advice=advice_for("loss", "act"),
+    )
+
+
 def line(alarms: Sequence[Alarm]) -> str:
     """One calm line for the alarms of one step, kind and grade."""
     first = alarms[0]
@@ -48,20 +66,20 @@ def _collapse(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     lead = columns[np.argmax(heads.trend.slope[columns])]
     score, passes = float(heads.score[columns].max()), float(heads.passes[columns].mean())
     return (
-        f"{_named(finding, columns, heads)}: scores run away and the softmax closes since step "
-        f"{finding.since:,}; largest score {_short(score)}, {_speed(heads, lead)}, passes "
+        f"{_named(finding, columns, heads)}: logits run away and the softmax closes since step "
+        f"{finding.since:,}; largest logit {_short(score)}, {_speed(heads, lead)}, passes "
         f"{_short(passes)}. A closed softmax no longer learns where to look; the loss tells later"
     )
 
 
 def _growth(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
     words = (
-        f"{_named(finding, columns, heads)}: largest score {_short(finding.value)}, above "
+        f"{_named(finding, columns, heads)}: largest logit {_short(finding.value)}, above "
         f"{_short(finding.threshold)} and {_speed(heads, columns[0])} since step {finding.since:,}"
     )
     if GRADES[finding.grade] == "note":
         return f"{words}. Healthy runs do this too"
-    return f"{words}. Scores of this size have ended trainings"
+    return f"{words}. Logits of this size have ended trainings"
 
 
 def _saturation(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
@@ -79,6 +97,48 @@ def _fading(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
         f"{finding.since:,}. After warm-up a head should choose; scores divided twice, by d_k, or "
         "a learning rate too low for q and k do this"
     )
+
+
+def _start(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
+    _, _, q_rms, k_rms = np.median(heads.opening[:, columns], axis=1)
+    sizes = f"q_rms is {_short(q_rms)}, k_rms {_short(k_rms)}"
+    known = heads.scales.get(finding.where.layer)
+    if known is None:
+        cause = f"{sizes}: initialised too large, or is the division by sqrt(d_k) missing?"
+    elif known.unit > 1.5:
+        cause = f"{_scale_of(known)}: is the division by sqrt(d_k) missing? ({sizes})"
+    else:
+        cause = f"{sizes}: are they initialised too large? The scale, {known.scale:.3g}, is right"
+    return (
+        f"{_named(finding, columns, heads)}: logits are far too large from the start, logit_std "
+        f"{_short(finding.value)} where about 1 is usual. {cause}"
+    )
+
+
+def _scale(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
+    layer, known = finding.where.layer, heads.scales[finding.where.layer]
+    std, _, q_rms, k_rms = np.median(heads.opening[:, columns], axis=1)
+    if known.unit > 1.5:
+        said = f"{_scale_of(known)}: is the division by sqrt(d_k) missing?"
+    elif known.unit > 1 / 1.5:
+        small, large = ("q", "k") if q_rms < k_rms else ("k", "q")
+        said = (
+            f"{small} is smaller than {large} by sqrt(d_k), and the call divides by sqrt(d_k), "
+            f"too (scale {known.scale:.3g}, d_k = {known.d_k}): is the scale applied twice?"
+        )
+    elif math.isclose(known.scale * known.d_k, 1, rel_tol=1e-3):
+        said = f"{_scale_of(known)}: this is 1/d_k, right for muP alone."
+    elif math.isclose(known.scale**2 * known.d_k * len(columns), 1, rel_tol=1e-3):
+        said = f"{_scale_of(known)}: this is 1/sqrt(d_model); is d_k meant?"
+    else:
+        said = f"{_scale_of(known)}: is that meant?"
+    return f"{layer or 'the model'}: {said} logit_std starts at {_short(std)}"
+
+
+def _scale_of(known: Scale) -> str:
+    """scale 1 where d_k = 64 (1/sqrt(d_k) is 0.125)"""
+    right = f"1/sqrt(d_k) is {known.d_k**-0.5:.3g}"
+    return f"scale {known.scale:.3g} where d_k = {known.d_k} ({right})"
 
 
 def _broken(finding: Finding, heads: Heads, columns: np.ndarray) -> str:
@@ -100,6 +160,8 @@ WORDS: dict[str, Callable[[Finding, Heads, np.ndarray], str]] = {
     "growth": _growth,
     "saturation": _saturation,
     "fading": _fading,
+    "start": _start,
+    "scale": _scale,
     "broken": _broken,
     "sink": _sink,
 }

@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  scaledot check ./my-model --text law.txt  how it reads a text of yours\n"
         "  scaledot check train:build                build() in train.py returns (model, inputs)\n"
         "\n"
-        "status: 0 every head is healthy, 1 a head is outside a band, 2 nothing could be read"
+        "status: 0 every head is healthy, 1 a head is outside a band or fewer than half of the\n"
+        "layers were seen, 2 nothing could be read"
     )
     parser.add_argument(
         "model",

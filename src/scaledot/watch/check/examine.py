@@ -11,6 +11,7 @@ from scaledot.watch.check.heads import Head
 from scaledot.watch.check.offsets import OFFSETS, Offset
 from scaledot.watch.check.subject import CannotRead, Subject
 from scaledot.watch.coverage import Coverage
+from scaledot.watch.evidence import enough_layers
 from scaledot.watch.reading import Reading, summary
 from scaledot.watch.watch import Watch
 
@@ -27,8 +28,13 @@ class Examination:
     seconds: float
 
     @property
+    def enough(self) -> bool:
+        """Whether at least half of what looks like attention was seen."""
+        return enough_layers(len(self.coverage.watched), len(self.coverage.unseen))
+
+    @property
     def healthy(self) -> bool:
-        return not any(head.outside for head in self.heads)
+        return self.enough and not any(head.outside for head in self.heads)
 
 
 def examine(subject: Subject) -> Examination:

@@ -24,6 +24,8 @@ SHARP_BY_RIGHT = {"positional", "sink"}
 def verdict(examination: Examination) -> str:
     heads = examination.heads
     sick = [head for head in heads if head.outside]
+    if not sick and not examination.enough:
+        return f"too little seen: {examination.coverage}"
     if not sick:
         return f"all {len(heads)} heads are inside their healthy bands"
     verb = "is" if len(sick) == 1 else "are"

@@ -153,7 +153,13 @@ def _tracers() -> list[Any]:
     return tracers
 
 
-def offer(number: int, query: Tensor, measure: Callable[[], Vitals], kind: str) -> None:
+def offer(
+    number: int,
+    query: Tensor,
+    measure: Callable[[], Vitals],
+    kind: str,
+    scale: float | None = None,
+) -> None:
     """Called while the graph runs, by an operator that stands at a site."""
     if not hub.wants():
         return
@@ -163,4 +169,6 @@ def offer(number: int, query: Tensor, measure: Callable[[], Vitals], kind: str) 
         hub.cannot_see(kind, reason, module)
         return
     training = site.with_grad and (module is None or module.training)
-    hub.offer(Seen(query, measure, kind, module, training, compiled=True, site=site.lines))
+    hub.offer(
+        Seen(query, measure, kind, module, training, compiled=True, site=site.lines, scale=scale)
+    )

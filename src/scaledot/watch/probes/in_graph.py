@@ -135,7 +135,9 @@ def _observe(
             # Additive scores have no function without values; any values will do.
             return functional.additive_attention_with_vitals(query, key, key, weight, **shared)[1]
 
-    compiled.offer(site, query, measure, kind)
+    plain_scale = per_head is None and weight is None and not rule
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    compiled.offer(site, query, measure, kind, factor if plain_scale else None)
 
 
 @torch.library.custom_op("scaledot::watch_vitals", mutates_args=("buffer",), tags=TAGS)

@@ -161,4 +161,5 @@ def _look(
     def measure() -> Vitals:
         return functional.vitals(query, key, attn_mask, is_causal, scale, enable_gqa)
 
-    hub.offer(Seen(query, measure, KIND))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    hub.offer(Seen(query, measure, KIND, scale=factor))

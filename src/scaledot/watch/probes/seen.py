@@ -22,6 +22,7 @@ class Seen(NamedTuple):
     first: int | None = None  # of the layer's heads, where the call says which this rank holds
     counts: bool = True  # False: the rows are another rank's as well, who counts them
     over_ranks: bool = False  # measuring it talks to other ranks: all of them must do it
+    scale: float | None = None  # of the call, where its query is [..., tokens, d_k]
     measured: bool = False  # the call itself has made the vitals: there is no work left to time
 
 

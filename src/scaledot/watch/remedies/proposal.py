@@ -10,7 +10,8 @@ from scaledot.watch.coverage import attention_modules
 from scaledot.watch.remedies.remedy import Remedy
 
 LIMIT = 100.0  # Kimi K2's tau
-NO_REMEDY = ("sink", "broken")  # a sink is no illness; what holds NaN cannot be scaled
+# A sink is no illness; what holds NaN cannot be scaled; a wrong scale is mended in the script.
+NO_REMEDY = ("sink", "broken", "loss", "scale")
 
 
 class AlarmLike(Protocol):

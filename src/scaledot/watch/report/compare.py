@@ -42,16 +42,17 @@ class Row:
 NUMBERS: tuple[tuple[str, Callable[[Facts], float | None]], ...] = (
     ("final loss", lambda facts: facts.loss.final),
     ("lowest loss", lambda facts: facts.loss.lowest),
-    ("largest score of the run", lambda facts: None if facts.peak is None else facts.peak.peak),
-    ("largest score at the end", lambda facts: _worst(facts, "max_logit", max)),
+    ("largest logit read", lambda facts: None if facts.peak is None else facts.peak.peak),
+    ("largest logit at the end", lambda facts: _worst(facts, "max_logit", max)),
     ("least that a softmax passes at the end", lambda facts: _worst(facts, "passes", min)),
     ("least entropy at the end", lambda facts: _worst(facts, "entropy_ratio", min)),
-    ("heads with scores above the band", lambda facts: float(facts.high)),
+    ("heads with logits above the band", lambda facts: float(facts.high)),
     ("closed heads", lambda facts: float(facts.closed)),
     ("alarms to act on", lambda facts: float(_alarms(facts, "act"))),
     ("alarms to look at", lambda facts: float(_alarms(facts, "warn"))),
     ("last step", lambda facts: None if facts.last_step is None else float(facts.last_step)),
-    ("cost of the watch, share of step time", lambda facts: facts.cost),
+    ("cost of the watch, share of the whole run", lambda facts: facts.cost),
+    ("cost of the watch when steady", lambda facts: facts.steady_cost),
 )
 
 

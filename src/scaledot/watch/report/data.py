@@ -22,6 +22,8 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
             "run": facts.path,
             "verdict": {
                 "state": verdict.state,
+                "name": verdict.name,
+                "enough_was_read": facts.enough,
                 "since_step": verdict.since_step,
                 "headline": verdict.headline,
                 "sentences": verdict.sentences,
@@ -30,7 +32,9 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
             "steps": {
                 "first": facts.first_step,
                 "last": facts.last_step,
+                "number": facts.evidence.steps,
                 "readings": facts.readings,
+                "largest_gap": facts.evidence.gap,
                 "every": facts.every,
                 "phase": facts.history.phase,
             },
@@ -43,6 +47,8 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
                 "all": facts.heads,
                 "scores_above_band": facts.high,
                 "closed": facts.closed,
+                "outside_a_band": facts.outside_heads,
+                "outside_by_vital": facts.outside,
                 "broken": facts.broken,
                 "broken_since": facts.broken_since,
             },
@@ -70,6 +76,8 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
             },
             "cost": {
                 "share_of_step_time": facts.cost,
+                "steady_share": facts.steady_cost,
+                "steady_every": facts.steady_every,
                 "step_seconds": facts.step_time,
                 "cadence": facts.cadence,
             },

@@ -1,25 +1,29 @@
 """Everything a report says of one run, as plain records: terminal, page and JSON show them."""
 
 import dataclasses
+import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scaledot.fields import BANDS
-from scaledot.watch import crash, reading, silence
+from scaledot.watch import crash, evidence, reading, silence
 from scaledot.watch.alarms.alarm import Alarm
+from scaledot.watch.alarms.rules import RULES
 from scaledot.watch.crash import Crash
+from scaledot.watch.evidence import Evidence
 from scaledot.watch.report import judged
 from scaledot.watch.report.heads import Head, first_to_leave, head_of, outside, worst_heads
 from scaledot.watch.report.history import History, Layer, read_history
 from scaledot.watch.report.remedy import CLOSING, Remedy, remedies_for
 from scaledot.watch.store import RunReader, Segment, Series
 from scaledot.watch.store.records import replaced_from
+from scaledot.watch.top import health
 from scaledot.watch.top.opening import open_run
 from scaledot.watch.top.words import brief
 
@@ -41,6 +45,15 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Most:
+    """A step at which most of the model's heads were what healthy heads are not."""
+
+    step: int
+    share: float
+    words: str  # what they had
+
+
+@dataclass(frozen=True)
 class Facts:
     path: str
     attributes: reading.RunAttributes
@@ -52,6 +65,7 @@ class Facts:
     first_step: int | None
     last_step: int | None
     every: float | None  # steps between two readings, as a rule
+    evidence: Evidence
     alarms: list[Alarm]
     judged: str  # where the alarms come from, in words
     crashes: list[Crash]
@@ -60,7 +74,9 @@ class Facts:
     worst: list[Head]
     loss: Loss
     learning_rate: Series
-    cost: float | None  # share of the step time
+    cost: float | None  # share of the step time, over the whole run
+    steady_cost: float | None  # the same of the readings at the steady interval
+    steady_every: int | None  # steps of that interval
     step_time: float | None
     dropped: int
     cut_off: bool  # it ended while the disk refused to write
@@ -71,9 +87,12 @@ class Facts:
     cadence: str
     high: int  # heads whose largest logit is above its band at the end
     closed: int  # heads whose softmax passes less than its band at the end
+    outside: dict[str, int]  # by vital, heads outside its band at the last reading
+    outside_heads: int  # heads outside any band
+    most: Most | None  # None: most heads never were
     broken: int  # heads with rows that are no number at the end
     broken_since: int | None
-    peak: Head | None  # the head with the largest logit of the run
+    peak: Head | None  # the head with the largest logit read
     remedies: list[Remedy]  # that are advised
     at_work: list[dict[str, Any]]  # that were installed, as `remedies.Installed.note` tells
 
@@ -89,6 +108,18 @@ class Facts:
     def readings(self) -> int:
         return self.history.readings
 
+    @property
+    def enough(self) -> bool:
+        """Whether enough steps of enough layers were read to call the run healthy."""
+        seen, layers = self.watched or (0, 0)
+        return self.evidence.enough and evidence.enough_layers(seen, layers - seen)
+
+    @property
+    def above(self) -> bool:
+        """Whether a number that was read stands above the level of a warning."""
+        high = self.peak is not None and self.peak.peak > RULES["growth.warn"].threshold
+        return high or self.most is not None
+
     def rate_at(self, step: int) -> float | None:
         return value_at(self.learning_rate, step)
 
@@ -103,7 +134,11 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
     alarms, origin = judged.alarms_of(reader, history)
     attributes = segments[-1].attributes if segments else reading.RunAttributes()
     start = _start(history, alarms)
-    rates = reader.scalars(reading.LEARNING_RATE).newest(starts)
+    numbers = {name: reader.scalars(name).newest(starts) for name in reading.SERIES}
+    outside_by_vital, outside_heads = health.ill(_latest(reader, history))
+    steady = attributes.more.get(reading.STEADY)
+    steady = steady if isinstance(steady, dict) else {}
+    rates = numbers[reading.LEARNING_RATE]
     coverage = brief(str(attributes.more.get("coverage", "")))
     return Facts(
         path=str(reader.path),
@@ -116,16 +151,19 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
         every=float(np.median(np.diff(steps))) if len(steps) > 1 else None,
+        evidence=_evidence_of(reader, history, numbers.values(), attributes),
         alarms=alarms,
         judged=origin,
         crashes=_crashes(segments, starts),
         start=start,
         rate_at_start=None if start is None or start.left is None else value_at(rates, start.left),
         worst=worst_heads(history, alarms),
-        loss=_loss(reader.scalars(reading.LOSS).newest(starts), attributes),
+        loss=_loss(numbers[reading.LOSS], attributes),
         learning_rate=rates,
-        cost=_last(reader.scalars(reading.WATCH_COST).newest(starts)),
-        step_time=_last(reader.scalars(reading.STEP_TIME).newest(starts)),
+        cost=_last(numbers[reading.WATCH_COST]),
+        steady_cost=_number(steady.get("share")),
+        steady_every=None if (every := _number(steady.get("every"))) is None else int(every),
+        step_time=_last(numbers[reading.STEP_TIME]),
         dropped=sum(segment.dropped for segment in segments),
         cut_off=bool(segments) and segments[-1].cut_off,
         disk=_disk(segments),
@@ -135,6 +173,9 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         cadence=brief(str(attributes.more.get("cadence", ""))),
         high=int(outside(history.last("max_logit"), "max_logit").sum()),
         closed=int(outside(history.last("passes"), "passes").sum()),
+        outside=outside_by_vital,
+        outside_heads=outside_heads,
+        most=_most(history),
         broken=int((history.last("nonfinite") > 0).sum()),
         broken_since=_broken_since(history),
         peak=_peak(history),
@@ -186,6 +227,80 @@ def _start(history: History, alarms: list[Alarm]) -> Head | None:
     grave = [alarm for alarm in alarms if alarm.grade == "act" and alarm.kind in CLOSING]
     grave = grave or [alarm for alarm in alarms if alarm.grade == "warn" and alarm.kind in CLOSING]
     return first_to_leave(history, grave)
+
+
+def _latest(reader: RunReader, history: History) -> list[reading.Reading]:
+    """The last reading of every layer that the report is about."""
+    names = {layer.name for layer in history.layers}
+    found = reader.latest_of_layers(history.phase)
+    return [one for name, one in found.items() if name in names]
+
+
+def _evidence_of(
+    reader: RunReader,
+    history: History,
+    numbers: Iterable[Series],
+    attributes: reading.RunAttributes,
+) -> Evidence:
+    """Held against the steps that the run has had, as far as the store knows of them."""
+    if history.phase != "train" or not history.layers:
+        return Evidence(0, 0, 0)
+    starts = reader.starts()
+    times = reader.timeline(history.phase)
+    layers = [times[one.name].newest(starts).steps for one in history.layers if one.name in times]
+    layers = [steps for steps in layers if len(steps)]
+    kept = [one.steps for one in numbers if len(one)]
+    ended = _number(attributes.more.get(reading.ALIVE))
+    last = 0 if ended is None or ended > LATEST else int(ended) - 1
+    first = min(int(one[0]) for one in (*kept, *layers))
+    last = max(last, *(int(one[-1]) for one in (*kept, *layers)))
+    return evidence.least(evidence.Read(steps).until(first, last) for steps in layers)
+
+
+def _number(value: Any) -> float | None:
+    """What a file holds may be anything."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
+
+
+def _most(history: History) -> Most | None:
+    """Look for the step at which the largest share of heads was ill, where that is most of them.
+
+    The shares are those of the alarms, whether or not it lasted or grew.
+    """
+    if not history.layers:
+        return None
+    steps = history.looked_at_steps
+    passes, logits, sink, off, row_std, std = (
+        history.held(vital, steps)
+        for vital in ("passes", "max_logit", "sink", "off", "row_std", "logit_std")
+    )
+    known = ~np.isnan(passes)
+    chosen = known & (np.fmax(sink, off) <= _level("sink"))  # a sink is sharp by right
+    closed = (passes < edge("passes")) & (logits > edge("max_logit"))
+    cases = (
+        (closed & chosen, chosen, "collapse.act", "closed"),
+        ((passes < _level("saturation.passes")) & chosen, chosen, "saturation.warn", "closed"),
+        (
+            np.fmin(row_std, std) > _level("start.later"),
+            known,
+            "start.heads",
+            f"logits that are far too large (row_std above {_level('start.later'):g})",
+        ),
+    )
+    found: list[Most] = []
+    for flags, counted, level, words in cases:
+        number = flags.sum(axis=1)
+        shares = number / np.maximum(counted.sum(axis=1), 1)
+        shares[number < min(2, history.heads)] = 0
+        place = int(np.argmax(shares))
+        if shares[place] >= _level(level):
+            found.append(Most(int(steps[place]), float(shares[place]), words))
+    return found[0] if found else None
+
+
+def _level(rule: str) -> float:
+    return RULES[rule].threshold
 
 
 def _broken_since(history: History) -> int | None:

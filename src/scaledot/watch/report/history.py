@@ -11,7 +11,7 @@ from scaledot.watch.store import RunReader, Series
 
 # Growth of the logits, what it does to the softmax, what that does to the gradient.
 VITALS = ("max_logit", "passes", "entropy_ratio")
-OTHERS = ("passes", "entropy_ratio", "sink", "off", "nonfinite")
+OTHERS = ("passes", "entropy_ratio", "row_std", "logit_std", "sink", "off", "nonfinite")
 LARGER_IS_WORSE = {"max_logit": True, "passes": False, "entropy_ratio": False}
 # Numbers of one vital that are read; a longer run is read at evenly chosen steps. Peaks are sharp,
 # so of the largest logit every reading counts, up to a size that is no run of today's.
@@ -63,6 +63,21 @@ class History:
             parts = [_worst(layer, vital, self.columns) for layer in self.layers]
             self._spread[vital] = np.concatenate(parts, axis=1)
         return self._spread[vital]
+
+    @property
+    def looked_at_steps(self) -> np.ndarray:
+        """Every step at which any layer's vitals other than max_logit are known."""
+        return _all_steps(layer.series["passes"] for layer in self.layers)
+
+    def held(self, vital: str, steps: np.ndarray) -> np.ndarray:
+        """[steps, heads of all layers]: the last reading at or before each; NaN before it."""
+        parts = []
+        for layer in self.layers:
+            series = layer.series[vital]
+            place = np.searchsorted(series.steps, steps, side="right") - 1
+            values = series.values[np.maximum(place, 0)].astype(np.float64)
+            parts.append(np.where((place >= 0)[:, None], values, np.nan))
+        return np.concatenate(parts, axis=1)
 
     def last(self, vital: str) -> np.ndarray:
         """The last reading of every head, all layers side by side."""

@@ -7,7 +7,7 @@ import numpy as np
 from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms import of_run
 from scaledot.watch.alarms.alarm import GRADES, Alarm
-from scaledot.watch.reading import Phase, Reading, RunAttributes
+from scaledot.watch.reading import Phase, Reading
 from scaledot.watch.report.history import OTHERS, History, Layer
 from scaledot.watch.store import RunReader, Step
 
@@ -16,7 +16,7 @@ from scaledot.watch.store import RunReader, Step
 MOST = 2**17
 MOST_LAYERS = 2**13
 A_READING = 5
-MOST_GROUPS = 40  # of alarms: there are six kinds and three grades
+MOST_GROUPS = 40  # of alarms: there are nine kinds and three grades
 
 
 def alarms_of(reader: RunReader, history: History) -> tuple[list[Alarm], str]:
@@ -25,7 +25,7 @@ def alarms_of(reader: RunReader, history: History) -> tuple[list[Alarm], str]:
         return reader.alarms(), "raised while the run was trained"
     if history.readings <= _most_readings(history):
         return of_run(reader), "judged now, from all readings in the store"
-    some = _Some(history, reader.attributes)
+    some = _Some(history, reader)
     return of_run(some), (
         f"judged now, from {some.number:,} of {history.readings:,} readings: of a long run that "
         "was trained without alarms"
@@ -49,8 +49,8 @@ def _most_readings(history: History) -> int:
 class _Some:
     """What `of_run` asks of a reader, for some of the readings."""
 
-    def __init__(self, history: History, attributes: RunAttributes) -> None:
-        self.attributes = attributes
+    def __init__(self, history: History, reader: RunReader) -> None:
+        self.attributes, self.scalars = reader.attributes, reader.scalars
         self._layers = history.layers if history.phase == "train" else []
         every = np.unique(np.concatenate([x.series["passes"].steps for x in history.layers]))
         self.number = min(len(every), max(2, _most_readings(history)))

@@ -100,11 +100,12 @@ def _numbers(facts: Facts) -> Markup:
         ("Heads", Markup(f"{facts.heads:,}"), f"in {count(len(facts.history.layers), 'layer')}"),
     ]
     if facts.loss.final is not None:
-        averaged = f"mean of the last {count(facts.loss.averaged, 'reading')}"
+        many = facts.loss.averaged > 1
+        averaged = f"mean of the last {facts.loss.averaged:,} that were kept" if many else ""
         entries.append(("Final loss", data(facts.loss.final), averaged))
     if facts.peak is not None:
         place = f"{words.where(facts.peak.layer, facts.peak.head)}, step {facts.peak.peak_step:,}"
-        entries.append(("Largest score", data(facts.peak.peak), place))
+        entries.append(("Largest logit read", data(facts.peak.peak), place))
     if facts.readings:
         entries.append(
             (
@@ -113,8 +114,11 @@ def _numbers(facts: Facts) -> Markup:
                 f"passes below {edge('passes'):g}",
             )
         )
-        step = "" if facts.step_time is None else f"of {number(facts.step_time)} s a step"
-        entries.append(("Cost of the watch", Markup(share(facts.cost)), step))
+        steady = "" if facts.steady_cost is None else f"; {share(facts.steady_cost)} steady"
+        step = "" if facts.step_time is None else f", {number(facts.step_time)} s a step"
+        entries.append(
+            ("Cost of the watch", Markup(share(facts.cost)), f"of the whole run{steady}{step}")
+        )
     return element(
         "dl",
         [
@@ -155,7 +159,7 @@ def curves(runs: Sequence[tuple[str, Facts, str]], marks: Sequence[Mark] = ()) -
             marks=marks,
         ),
         figure.chart(
-            "Largest score of any head",
+            "Largest logit of any head",
             [Line(name, *overall[kind][0], kind) for name, _, kind in read],
             steps,
             log=True,
@@ -250,16 +254,16 @@ def heat_maps(facts: Facts) -> Markup:
 
 def worst_heads(facts: Facts) -> Markup:
     rows = [_head_row(head) for head in facts.worst]
-    note = "Heads that alarms name come first, then the largest score at the last reading."
+    note = "Heads that alarms name come first, then the largest logit at the last reading."
     titles = (
         ("Head", "path"),
         ("Left its band at step", "n"),
-        ("Score: first", "n"),
+        ("Logit: first", "n"),
         ("largest", "n"),
         ("last", "n"),
         ("Passes, last", "n"),
         ("Entropy ratio, last", "n"),
-        ("Largest score over time", ""),
+        ("Largest logit over time", ""),
     )
     return element(
         "section",
@@ -299,7 +303,7 @@ def _spark(head: Head) -> Markup | str:
         viewBox=f"0 0 {figure.WIDTH} {figure.HEIGHT}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"Largest score of head {head.head}: {words_}",
+        aria_label=f"Largest logit of head {head.head}: {words_}",
     )
 
 
@@ -374,7 +378,19 @@ def watched(facts: Facts, verdict: Verdict) -> Markup:
 
 
 def _watch(facts: Facts) -> list[str]:
-    return [line for line in (facts.coverage, facts.cadence) if line]
+    read = str(facts.evidence) if facts.evidence.steps else ""
+    return [line for line in (facts.coverage, read, cost_of(facts) or facts.cadence) if line]
+
+
+def cost_of(facts: Facts) -> str:
+    """What the watch cost: the whole run with its early readings, and the steady state."""
+    if facts.cost is None:
+        return ""
+    whole = f"the watch cost {share(facts.cost)} of the whole run"
+    if facts.steady_cost is None or facts.steady_every is None:
+        return whole
+    every = "every step" if facts.steady_every == 1 else f"every {facts.steady_every:,} steps"
+    return f"{whole} (early readings included), {share(facts.steady_cost)} when steady, {every}"
 
 
 def about(facts: Facts) -> Markup:
@@ -446,7 +462,9 @@ def _steps(facts: Facts) -> Markup:
 
 
 def _readings(facts: Facts) -> str:
-    return f"the last; {count(facts.readings, 'reading')}" if facts.readings else ""
+    if not facts.readings:
+        return ""
+    return f"the last; {facts.evidence}" if facts.evidence.steps else "the last"
 
 
 def _number_word(heads: int) -> str:

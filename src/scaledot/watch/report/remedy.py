@@ -9,7 +9,7 @@ from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.report.evidence import evidence_for
 
 CLOSING = ("collapse", "growth", "saturation")  # kinds of alarm that end in a closed softmax
-CURABLE = (*CLOSING, "fading")
+CURABLE = (*CLOSING, "start", "fading")
 
 
 @dataclass(frozen=True)

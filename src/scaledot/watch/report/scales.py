@@ -40,7 +40,7 @@ class Scale:
 
 SCALES = {
     "max_logit": Scale(
-        "Largest score (max_logit)", 1, 10_000, (1, 10, 100, 1000, 10_000), "grows without bound"
+        "Largest logit (max_logit)", 1, 10_000, (1, 10, 100, 1000, 10_000), "grows without bound"
     ),
     "passes": Scale(
         "How much the softmax lets through (passes)",

@@ -11,9 +11,9 @@ from scaledot.terminal import Console
 from scaledot.watch.report.compare import CHANCE, Row
 from scaledot.watch.report.facts import Facts
 from scaledot.watch.report.judged import grouped
-from scaledot.watch.report.page import GRADES, SIGNS
+from scaledot.watch.report.page import GRADES, SIGNS, cost_of
 from scaledot.watch.report.verdict import Verdict
-from scaledot.watch.report.words import count, number, sentence, share
+from scaledot.watch.report.words import count, number, sentence
 from scaledot.watch.top import curve
 from scaledot.watch.top.words import brief
 
@@ -88,7 +88,7 @@ def _alarms(facts: Facts) -> list[Text]:
 
 def _heads(facts: Facts) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("worst heads", "score", "passes", "left at step", "score over time"):
+    for title in ("worst heads", "logit", "passes", "left at step", "logit over time"):
         table.add_column(title, justify="left" if title[0] == "w" else "right", overflow="fold")
     for head in facts.worst:
         line = head.curves["max_logit"]
@@ -111,7 +111,7 @@ def _shown(path: str) -> str:
 def _watch(facts: Facts) -> str:
     parts = [
         facts.coverage,
-        f"{count(facts.readings, 'reading')} of {count(facts.heads, 'head')}",
-        f"the watch cost {share(facts.cost)} of the step time" if facts.cost is not None else "",
+        f"{facts.evidence}, {count(facts.heads, 'head')} each" if facts.evidence.steps else "",
+        cost_of(facts),
     ]
     return "; ".join(filter(None, parts))

@@ -4,18 +4,22 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scaledot.watch.alarms.alarm import Alarm
+from scaledot.watch.alarms.alarm import Alarm, misses_division
+from scaledot.watch.alarms.rules import RULES
 from scaledot.watch.report.facts import Facts, edge
 from scaledot.watch.report.remedy import CLOSING
 from scaledot.watch.report.words import count, listed, moment, number, sentence, where
+from scaledot.watch.top import health
+from scaledot.watch.top.words import brief
 
 State = Literal["broken", "sick", "watch", "healthy", "unknown"]
 
-FEWEST = 3  # readings before anything is called healthy
+HIGH = RULES["growth.warn"].threshold
 FEW = 20  # readings up to which the report says that they are few
 KINDS = {  # a headline where the last reading shows no closed head
     "collapse": "Heads closed for a while in",
-    "growth": "Scores grew for a while in",
+    "growth": "Logits grew for a while in",
+    "start": "Logits were far too large from the start in",
     "saturation": "Heads were saturated for a while in",
     "fading": "Attention looks at everything alike in",
 }
@@ -28,6 +32,7 @@ NAMES: dict[State, str] = {
     "healthy": "Healthy",
     "unknown": "Not known",
 }
+TOO_LITTLE = "Too little seen"
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,11 @@ class Verdict:
     sentences: list[str]  # what happened
     unknown: list[str]  # what the readings cannot tell
     since_step: int | None = None  # of what is not healthy
+    too_little: bool = False  # not known, because too little was read
 
     @property
     def name(self) -> str:
-        return NAMES[self.state]
+        return TOO_LITTLE if self.too_little else NAMES[self.state]
 
     @property
     def since(self) -> str:
@@ -51,9 +57,9 @@ class Verdict:
 def verdict_of(facts: Facts) -> Verdict:
     state = _state(facts)
     sentences = [*_ending(facts), *map(_at_work, facts.at_work), *_story(facts, state)]
-    return Verdict(
-        state, _headline(facts, state), sentences, not_known(facts), _since(facts, state)
-    )
+    headline, since = _headline(facts, state), _since(facts, state)
+    too_little = state == "unknown" and facts.readings > 0 and not facts.enough
+    return Verdict(state, headline, sentences, not_known(facts), since, too_little)
 
 
 def by_grade(alarms: list[Alarm], grade: str) -> list[Alarm]:
@@ -70,20 +76,17 @@ def not_known(facts: Facts) -> list[str]:
         )
     elif facts.readings and facts.watched is None:
         said.append("The store does not say which layers were watched.")
-    if 0 < facts.readings < FEW:
-        verb = "is" if facts.readings == 1 else "are"
+    if 0 < facts.readings < FEW and facts.evidence.enough:
+        more = "" if facts.evidence.every is None else " `scaledot run --every 1` reads each."
+        said.append(f"Only {facts.readings} steps were read: few for a trend.{more}")
+    elif facts.evidence.gap > 1:
         said.append(
-            f"There {verb} only {count(facts.readings, 'reading')}: a trend needs more; a short "
-            "run gives them with `scaledot run --every 1`."
-        )
-    elif facts.every is not None and facts.every > 1:
-        said.append(
-            f"Every {number(facts.every)} steps were read, as a rule: what came and went in "
+            f"Up to {facts.evidence.gap:,} steps lie between two readings: what came and went in "
             "between was not seen."
         )
     if facts.history.looked_at < facts.readings:
         said.append(
-            f"Except for the largest score, this report looks at {facts.history.looked_at:,} of "
+            f"Except for the largest logit, this report looks at {facts.history.looked_at:,} of "
             f"{facts.readings:,} readings, evenly chosen."
         )
     if facts.replaced:
@@ -108,11 +111,16 @@ def _state(facts: Facts) -> State:
         return "broken"
     if by_grade(facts.alarms, "act"):
         return "sick"
-    if by_grade(facts.alarms, "warn"):
+    if by_grade(facts.alarms, "warn") or facts.above or _scale(facts) is not None:
         return "watch"
-    if facts.readings < FEWEST or facts.cut_off or _failed(facts):
+    if not facts.enough or facts.cut_off or _failed(facts):
         return "unknown"
     return "healthy"
+
+
+def _scale(facts: Facts) -> Alarm | None:
+    """The note that the division by sqrt(d_k) is missing: to be looked at, whatever came of it."""
+    return next(filter(misses_division, facts.alarms), None)
 
 
 def _failed(facts: Facts) -> bool:
@@ -131,19 +139,21 @@ def _headline(facts: Facts, state: State) -> str:
     if state == "unknown":
         if not facts.readings:
             return "The store holds no reading, so there is nothing to judge."
-        if facts.readings >= FEWEST:
+        if facts.history.phase != "train":
+            return "Only evaluation was read."
+        if facts.enough:
             end = "The script ended with an error"
             if facts.cut_off:
                 end = f"{_disk(facts).capitalize()} and nothing more was written"
             return f"{end}; until then none of {count(facts.heads, 'head')} needed attention."
-        return f"{count(facts.readings, 'reading')}: too few to judge a training."
+        if facts.evidence.enough and facts.watched is not None:
+            seen, layers = facts.watched
+            return f"{seen} of {layers} attention layers were watched: {facts.evidence}."
+        return f"{facts.evidence.advice[0].upper()}{facts.evidence.advice[1:]}."
     if state == "broken":
         return _broken_headline(facts)
     if state == "healthy":
-        seen = facts.watched
-        if seen is not None and 2 * seen[0] < seen[1]:
-            return f"No sign of illness in the {seen[0]} of {seen[1]} layers that were watched."
-        return f"None of {count(facts.heads, 'head')} needs attention."
+        return f"None of {count(facts.heads, 'head')} needs attention: {facts.evidence}."
     return _condition(facts)
 
 
@@ -159,6 +169,10 @@ def _since(facts: Facts, state: State) -> int | None:
 def _begun(facts: Facts) -> int:
     """The first step that the story or an alarm of the same layer names."""
     steps = [alarm.since for alarm in _grave(facts)]
+    if not steps:  # nothing was raised, yet what was read is not healthy
+        steps = [one.step for one in (facts.most, _scale(facts)) if one is not None]
+        high = facts.peak is not None and facts.peak.peak > HIGH
+        steps += [facts.peak.peak_step] if high and facts.peak is not None else []
     head = facts.start
     if head is not None and head.left is not None:
         steps.append(head.left)
@@ -181,16 +195,36 @@ def _broken_headline(facts: Facts) -> str:
 def _condition(facts: Facts) -> str:
     """How it stands at the end, in the words of the gravest alarm's kind."""
     grave = _grave(facts)
+    if not grave:
+        return _above(facts)
     kind = min(grave, key=lambda alarm: alarm.step).kind
     closed = kind != "growth" and facts.closed > 0
     concerned = facts.closed if closed else facts.high
+    if kind == "start" and 2 * facts.closed >= facts.heads:
+        kind = "collapse"
     if kind in CLOSING and concerned:
         verb = "has" if concerned == 1 else "have"
-        what = "closed" if closed else f"scores above {edge('max_logit'):g}"
+        what = "closed" if closed else f"logits above {edge('max_logit'):g}"
         return f"{concerned:,} of {count(facts.heads, 'head')} {verb} {what}."
     layers = list(dict.fromkeys(alarm.layer for alarm in grave if alarm.kind == kind))
     found = KINDS.get(kind, f"Alarms of the kind {kind!r} in")
     return f"{found} {listed([layer or 'the model' for layer in layers], 2)}."
+
+
+def _above(facts: Facts) -> str:
+    """No alarm was raised; what was read is above the level of one all the same."""
+    heads = count(facts.heads, "head")
+    if facts.most is not None:
+        had = round(facts.most.share * facts.heads)
+        return f"{had:,} of {heads} had {facts.most.words} at step {facts.most.step:,}."
+    if facts.peak is not None and facts.peak.peak > HIGH:
+        return (
+            f"The largest logit read was {number(facts.peak.peak)}; logits above {HIGH:,.0f} have "
+            "ended trainings."
+        )
+    note = _scale(facts)
+    assert note is not None
+    return sentence(brief(note.words))
 
 
 def _grave(facts: Facts) -> list[Alarm]:
@@ -255,17 +289,15 @@ def _story(facts: Facts, state: State) -> list[str]:
         said += _start(facts)
     elif facts.peak is not None:
         said.append(
-            f"The largest score of the run was {number(facts.peak.peak)} "
+            f"The largest logit read was {number(facts.peak.peak)} "
             f"({where(facts.peak.layer, facts.peak.head)}, step {facts.peak.peak_step:,})."
         )
     said += _now(facts, state)
     if facts.loss.final is not None:
         lost = facts.loss.not_finite is not None or any(c.kind == "loss" for c in facts.crashes)
         began = "Before it was no number, the loss was" if lost else "The loss ended at"
-        said.append(
-            f"{began} {number(facts.loss.final)} (mean of the last "
-            f"{count(facts.loss.averaged, 'reading')})."
-        )
+        mean = f" (mean of the last {facts.loss.averaged:,} that were kept)"
+        said.append(f"{began} {number(facts.loss.final)}{mean if facts.loss.averaged > 1 else ''}.")
         if facts.loss.calls > 1:
             said.append(
                 f"Each loss is the mean of up to {facts.loss.calls} backward calls in a step, for "
@@ -280,7 +312,7 @@ def _start(facts: Facts) -> list[str]:
     if head is None or head.left is None:
         return []
     what = (
-        f"its largest score passed {edge('max_logit'):g}"
+        f"its largest logit passed {edge('max_logit'):g}"
         if head.left_by == "max_logit"
         else f"its softmax closed (passes fell below {edge('passes'):g})"
     )
@@ -288,7 +320,7 @@ def _start(facts: Facts) -> list[str]:
     if facts.rate_at_start is not None:
         said.append(f"The learning rate was {number(facts.rate_at_start)} then.")
     grew = (
-        f"Its largest score grew from {number(head.first)} to {number(head.peak)} at step "
+        f"Its largest logit grew from {number(head.first)} to {number(head.peak)} at step "
         f"{head.peak_step:,}"
     )
     if head.doubling is not None:
@@ -297,14 +329,20 @@ def _start(facts: Facts) -> list[str]:
 
 
 def _now(facts: Facts, state: State) -> list[str]:
-    if state == "healthy" and not (facts.high or facts.closed):
-        return []
-    were = "was" if facts.closed == 1 else "were"
-    said = [
-        f"At the last reading {facts.high:,} of {count(facts.heads, 'head')} had scores above "
-        f"{edge('max_logit'):g}, and {facts.closed:,} {were} closed."
-    ]
-    if state == "healthy":
+    said = []
+    if facts.high or facts.closed or state != "healthy":
+        were = "was" if facts.closed == 1 else "were"
+        said.append(
+            f"At the last reading {facts.high:,} of {count(facts.heads, 'head')} had logits above "
+            f"{edge('max_logit'):g}, and {facts.closed:,} {were} closed."
+        )
+    if facts.outside:
+        stood = "stood" if said else "stood at the last reading"
+        said.append(
+            f"{facts.outside_heads:,} of {count(facts.heads, 'head')} {stood} outside a healthy "
+            f"band: {health.listed(facts.outside)}."
+        )
+    if state == "healthy" and (facts.high or facts.closed):
         said.append(
             "Single heads of that kind are normal where nothing grows: heads that look "
             "at one key are one-hot by right."

@@ -10,12 +10,14 @@ import numpy as np
 from scaledot.fields import BANDS, Band
 from scaledot.watch import crash, reading, silence
 from scaledot.watch.alarms import GRADES, Alarm, as_json
+from scaledot.watch.evidence import Evidence, least
 from scaledot.watch.reading import Phase, Reading, RunAttributes
 from scaledot.watch.top import health, words
 from scaledot.watch.top.history import Curve, History
 
 WORST = 20  # heads; a terminal shows as many of them as it has room for
 MOST_REMEDIES = 10
+MOST_STEPS = 2**53
 BY_HAND = "hand (Ctrl-C)"
 
 
@@ -59,6 +61,8 @@ class Frame:
     coverage: str
     cost: float | None  # share of the step time
     every: int | None  # steps between two readings
+    evidence: Evidence
+    steady_cost: float | None  # share of the step time at the steady interval
     dropped: int
     remedies: list[str] = field(default_factory=list)  # at work, in words
     scalars: dict[str, float] = field(default_factory=dict)
@@ -76,7 +80,7 @@ def frame_of(
     tracks = history.tracks[phase]
     latest = {layer: track.latest for layer, track in tracks.items()}
     rows = [Row(layer, health.values(one, vital)) for layer, one in latest.items()]
-    ill, ill_heads = _ill(list(latest.values()))
+    ill, ill_heads = health.ill(latest.values())
     state, quiet_for = _state(history, latest, now)
     segment = history.segment
     attributes = None if segment is None else segment.attributes
@@ -103,6 +107,8 @@ def frame_of(
         coverage="" if attributes is None else _coverage(attributes),
         cost=scalars.pop(reading.WATCH_COST, None),
         every=_every(history),
+        evidence=_evidence(history, max(steps, default=0)),
+        steady_cost=None if attributes is None else _steady(attributes),
         dropped=sum(segment.dropped for segment in history.segments),
         remedies=[] if attributes is None else _remedies(attributes),
         scalars=scalars,
@@ -142,13 +148,37 @@ def as_data(frame: Frame) -> dict[str, Any]:
             for head in frame.worst
         ],
         "coverage": frame.coverage,
+        "steps": frame.evidence.steps,
+        "steps_read": frame.evidence.read,
+        "largest_gap": frame.evidence.gap,
+        "enough_was_read": frame.evidence.enough,
         "watch_cost": None if frame.cost is None else _plain(frame.cost),
+        "watch_cost_steady": None if frame.steady_cost is None else frame.steady_cost,
         "steps_between_readings": frame.every,
         "dropped": frame.dropped,
         "remedies": frame.remedies,
         "alarms": [as_json(alarm) for alarm in frame.alarms],
         **{name: _plain(number) for name, number in frame.scalars.items()},
     }
+
+
+def _evidence(history: History, last: int) -> Evidence:
+    """What was read of the training's steps, up to the last that is known of."""
+    tracks = history.tracks["train"].values()
+    if not tracks:
+        return Evidence(0, 0, 0)
+    segment = history.segment
+    alive = None if segment is None else segment.attributes.more.get(reading.ALIVE)
+    if isinstance(alive, int) and alive < MOST_STEPS:
+        last = max(last, alive - 1)
+    first = last if history.first is None else history.first
+    return least(track.read.until(first, last) for track in tracks)
+
+
+def _steady(attributes: RunAttributes) -> float | None:
+    note = attributes.more.get(reading.STEADY)
+    share = note.get("share") if isinstance(note, dict) else None
+    return float(share) if isinstance(share, int | float) and math.isfinite(share) else None
 
 
 def _alarms(alarms: list[Alarm]) -> list[Alarm]:
@@ -159,19 +189,6 @@ def _alarms(alarms: list[Alarm]) -> list[Alarm]:
 
 def _plain(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _ill(latest: list[Reading]) -> tuple[dict[str, int], int]:
-    counts = dict.fromkeys(health.COUNTED, 0)
-    heads = 0
-    for one in latest:
-        flags = {
-            name: health.outside(health.values(one, name), name) != 0 for name in health.COUNTED
-        }
-        for name, flag in flags.items():
-            counts[name] += int(flag.sum())
-        heads += int(np.any(list(flags.values()), axis=0).sum())
-    return {name: count for name, count in counts.items() if count}, heads
 
 
 def _worst_heads(history: History, phase: Phase, vital: str, rows: list[Row]) -> list[Head]:

@@ -1,5 +1,7 @@
 """What is healthy: a head's number held against the band of its vital."""
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from scaledot.fields import BANDS, COUNT_FIELDS, FLOAT_FIELDS, Band
@@ -40,6 +42,24 @@ def numbers(floats: np.ndarray, counts: np.ndarray, vital: str) -> np.ndarray:
     found = floats[FLOAT_FIELDS.index(name)].astype(np.float64)
     found = 1 - found if vital == "passes" else found
     return np.where(counts[COUNT_FIELDS.index("rows")] > 0, found, np.nan)
+
+
+def ill(latest: Iterable[Reading]) -> tuple[dict[str, int], int]:
+    """Count the heads outside the band of each vital, where there are any, and outside of any."""
+    counts = dict.fromkeys(COUNTED, 0)
+    heads = 0
+    for one in latest:
+        flags = {name: outside(values(one, name), name) != 0 for name in COUNTED}
+        for name, flag in flags.items():
+            counts[name] += int(flag.sum())
+        heads += int(np.any(list(flags.values()), axis=0).sum())
+    return {name: count for name, count in counts.items() if count}, heads
+
+
+def listed(by_vital: Mapping[str, int]) -> str:
+    """`logit_std 12, passes 3`: the most common first."""
+    vitals = sorted(by_vital, key=lambda name: -by_vital[name])
+    return ", ".join(f"{name} {by_vital[name]}" for name in vitals)
 
 
 def outside(found: np.ndarray, vital: str) -> np.ndarray:

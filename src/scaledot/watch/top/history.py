@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scaledot.watch import reading
+from scaledot.watch import evidence, reading
 from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import PHASES, Phase, Reading, Scalar
 from scaledot.watch.silence import GAPS
@@ -18,7 +18,6 @@ from scaledot.watch.top.opening import open_run
 
 POINTS = 512  # of a curve: no terminal draws a finer one
 MEMORY = 2**26  # bytes that the curves of one vital may take
-SHOWN = (reading.LOSS, reading.LEARNING_RATE, reading.STEP_TIME, reading.WATCH_COST)
 
 
 class Gap(NamedTuple):
@@ -36,8 +35,15 @@ class Curve(NamedTuple):
 class Track:
     """One layer's last reading, and how long the last ones were apart."""
 
-    def __init__(self, segment: int, latest: Reading, gaps: Iterable[Gap] = ()) -> None:
+    def __init__(
+        self,
+        segment: int,
+        latest: Reading,
+        gaps: Iterable[Gap] = (),
+        read: evidence.Read | None = None,
+    ) -> None:
         self.segment, self.latest = segment, latest
+        self.read = evidence.Read(np.array([latest.step])) if read is None else read
         self.gaps: deque[Gap] = deque(gaps, maxlen=GAPS)
 
     def add(self, segment: int, one: Reading) -> None:
@@ -45,6 +51,7 @@ class Track:
             if one.step <= self.latest.step:
                 return  # known already
             self.gaps.append(Gap(one.step - self.latest.step, one.time - self.latest.time))
+            self.read.add(one.step)
         elif segment < self.segment:
             return
         self.segment, self.latest = segment, one
@@ -95,7 +102,9 @@ class History:
             return True
         self._take_steps(news.steps)
         self.alarms += news.alarms
-        self.scalars |= {scalar.name: scalar for scalar in news.scalars if scalar.name in SHOWN}
+        self.scalars |= {
+            scalar.name: scalar for scalar in news.scalars if scalar.name in reading.SERIES
+        }
         ended = self.segments[-1:] != news.segments[-1:]
         self.segments = news.segments
         return bool(news) or ended
@@ -128,16 +137,24 @@ class History:
         self.tracks: dict[Phase, dict[str, Track]] = {p: self._read_tracks(p) for p in PHASES}
         self.scalars: dict[str, Scalar] = {}
         self._lines: dict[tuple[Phase, str], dict[str, Line]] = {}
-        for name in SHOWN:
+        self.first: int | None = None  # of the steps of which a number is kept
+        for name in reading.SERIES:
             series = self.reader.scalars(name).newest(self._starts)
             if len(series):
+                earliest = int(series.steps[0])
+                self.first = earliest if self.first is None else min(self.first, earliest)
                 self.scalars[name] = Scalar(int(series.steps[-1]), name, float(series.values[-1]))
 
     def _read_tracks(self, phase: Phase) -> dict[str, Track]:
         times = self.reader.timeline(phase)
         latest = self.reader.latest_of_layers(phase)
         tracks = {
-            layer: Track(int(times[layer].segments[-1]), one, _gaps(times[layer]))
+            layer: Track(
+                int(times[layer].segments[-1]),
+                one,
+                _gaps(times[layer]),
+                evidence.Read(times[layer].newest(self._starts).steps),
+            )
             for layer, one in latest.items()
             if layer in times
         }

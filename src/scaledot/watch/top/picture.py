@@ -7,13 +7,14 @@ from rich.text import Text
 
 from scaledot.printable import one_line
 from scaledot.watch import reading
+from scaledot.watch.alarms.alarm import is_loud
 from scaledot.watch.top import curve, health, heat, words
 from scaledot.watch.top.frame import Frame, Head
 
 LEAST_WORST = 5  # heads; more where there is more room
 MOST_WORST = 20
 ASCII = str.maketrans("▼▲·░▒▓…▁▂▃▄▅▆▇█←→", "v^.-+#~_.,-:=+#<>")
-COLOURS = {"act": "bold red", "warn": "bold yellow"}
+COLOURS = {"act": "bold red", "warn": "bold yellow", "note": "bold"}
 LONGEST_CAUSE = 60  # characters
 KEYS = "←→ vital  e eval  q quit"
 
@@ -89,15 +90,24 @@ def _verdict(frame: Frame) -> Text:
         return Text(frame.command, "dim")
     heads = f"{words.count(frame.heads, 'head')} in {words.count(len(frame.rows), 'layer')}: "
     if not frame.ill_heads:
-        return Text.assemble(heads, ("all inside the healthy bands", "green"))
-    vitals = sorted(frame.ill, key=lambda name: -frame.ill[name])
-    listed = ", ".join(f"{name} {frame.ill[name]}" for name in vitals)
-    return Text.assemble(heads, (f"{frame.ill_heads:,} outside a band", "bold red"), f": {listed}")
+        inside = ("all inside the healthy bands", "" if _too_little(frame) else "green")
+        return Text.assemble(heads, inside, _too_little(frame))
+    # A band alone is no verdict: a healthy model starts outside of some.
+    loud = frame.ill.get("nonfinite") or any(alarm.grade != "note" for alarm in frame.alarms)
+    outside = (f"{frame.ill_heads:,} outside a band", "bold red" if loud else "yellow")
+    return Text.assemble(heads, outside, _too_little(frame), f": {health.listed(frame.ill)}")
+
+
+def _too_little(frame: Frame) -> str:
+    """What the report says of the same."""
+    if frame.phase != "train" or not frame.evidence.steps or frame.evidence.enough:
+        return ""
+    return ", too little seen"
 
 
 def _alarms(frame: Frame, most: int) -> list[Text]:
     """The gravest in words; of notes there are too many to be read here."""
-    loud = [alarm for alarm in frame.alarms if alarm.grade != "note"]
+    loud = [alarm for alarm in frame.alarms if is_loud(alarm)]
     lines = []
     for place, alarm in enumerate(loud[:most], 1):
         more = f"(+{len(loud) - most}) " if place == most < len(loud) else ""
@@ -164,10 +174,13 @@ def _worst_line(frame: Frame, head: Head, name: str, label: int, bars: int) -> T
 
 def _cost(frame: Frame, width: int, most: int) -> list[Text]:
     every = {None: "", 1: ", reads every step"}.get(frame.every, f", reads 1 step in {frame.every}")
-    cost = "not known yet" if frame.cost is None else f"{frame.cost:.2%} of step time"
-    dropped = f"{frame.dropped:,} readings dropped" if frame.dropped else ""
+    cost = "not known yet" if frame.cost is None else f"{frame.cost:.2%} of the run so far"
+    if frame.steady_cost is not None:
+        cost += f", {frame.steady_cost:.2%} when steady"
+    read = str(frame.evidence) if frame.evidence.steps else ""
+    dropped = f"{words.count(frame.dropped, 'number')} dropped" if frame.dropped else ""
     remedies = f"remedy: {', '.join(frame.remedies)}" if frame.remedies else ""
-    parts = (f"the watch costs {cost}{every}", dropped, remedies, frame.coverage)
+    parts = (f"the watch costs {cost}{every}", read, dropped, remedies, frame.coverage)
     wrapped = textwrap.wrap("; ".join(filter(None, parts)), width, max_lines=most, placeholder=" …")
     return [Text(line) for line in wrapped]
 
