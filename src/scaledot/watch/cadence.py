@@ -30,13 +30,17 @@ EARLY_SECONDS = 0.75
 USUAL_BUDGET = 0.01
 
 
+# The first steps are read whole: they say what the model is like, and pay for what is built once.
+WHOLE_STEPS = 2
+
+
 class Cadence:
     """Decide which steps are due, so that the watch soon takes at most `budget` of the step time.
 
-    every: obeyed as it is, whatever it costs. None: the first two steps, then the early pace while
-    its allowance lasts, then as the budget allows. The first sample pays for what is loaded and
-    built once; it is shown as `startup` and not charged. What a call costs that is not due (one
-    comparison) is not counted.
+    every: obeyed as it is, whatever it costs. None: the first three steps, then the early pace
+    while its allowance lasts, then as the budget allows. The first two steps are read whole and pay
+    for what is loaded and built once; they are shown as `startup` and not charged. What a call
+    costs that is not due (one comparison) is not counted.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Cadence:
         self.due = True  # now, in the step that is running
         self.shared = False  # all ranks of a job look at the same steps: `agree` says when
         self._agreed = False
-        self.startup = 0.0  # seconds that the first sample took
+        self.startup = 0.0  # seconds that the first steps took, which are read whole
         self._step_time: float | None = None
         self._spent = 0.0  # in this step
         self._charged = self._elapsed = 0.0  # since the first sample, early ones left out
@@ -74,6 +78,11 @@ class Cadence:
         self._last_due = 0
         self._began: float | None = None
         self._marks: list[tuple[Any, Any]] = []  # pairs of CUDA events of the last sample
+
+    @property
+    def whole(self) -> bool:
+        """Whether the running step is read whole, and not a sample of its batch."""
+        return self.fixed or self.step < WHOLE_STEPS
 
     @property
     def share(self) -> float | None:
@@ -124,8 +133,8 @@ class Cadence:
         self.step += 1
         if not (self.fixed or self.shared):
             self.every = self._interval(self._affordable())
-        elif not (self.fixed or self._agreed) and self.step > 1:
-            self.every = RAREST  # the ranks have measured once, and will hear from each other
+        elif not (self.fixed or self._agreed) and self.step > WHOLE_STEPS:
+            self.every = RAREST  # the ranks have measured a sample, and will hear from each other
         self._decide()
 
     @property
@@ -158,8 +167,8 @@ class Cadence:
         self._early = self.due and not self.fixed and since < self._affordable()
 
     def _account(self) -> None:
-        if self.step == 0:
-            self.startup = self._spent
+        if self.step < WHOLE_STEPS:
+            self.startup += self._spent
             self._marks.clear()
             return
         if self.due:

@@ -27,6 +27,10 @@ LOSS = "loss"
 LEARNING_RATE = "learning_rate"
 STEP_TIME = "step_time"  # seconds from one optimizer step to the next
 WATCH_COST = "watch_cost"  # share of the step time that went into the watch
+# Of a step whose readings are of a part of the batch: rows of a head, of all layers together. A
+# step without them was read whole.
+ROWS_READ = "rows_read"
+ROWS_THERE = "rows_there"
 # Attributes of a segment: of how many backward calls a loss is the mean, and which remedies were
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"

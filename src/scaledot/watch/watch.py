@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from scaledot.watch.layers import Layer, Layers
 from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
 from scaledot.watch.probes import hub
+from scaledot.watch.probes.scores import Scores, Source, all_finite
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.ranks import Mode, shares
 from scaledot.watch.ranks.files import RankStore, file_of, rank_here
@@ -34,6 +35,8 @@ from scaledot.watch.ranks.parcel import Parcel
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
 from scaledot.watch.receivers import Deliver, by_rank_0, close_all, delivery_to, is_path
 from scaledot.watch.redact import redact
+from scaledot.watch.sample import entries_of
+from scaledot.watch.stacks import WHOLE, Call, Stacks
 from scaledot.watch.steps import StepEnds, learning_rate
 from scaledot.watch.undisturbed import any_mode, undisturbed
 
@@ -119,6 +122,8 @@ class Watch:
         self._firsts: dict[str, int] = {}  # of layers whose heads are shared out: which is ours
         self._account = Account(self._names, replace)
         self._gathering = Gathering()
+        self._stacks = Stacks()
+        self._rows = NO_ROWS
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
         self._scalars: list[Scalar] = []
@@ -251,10 +256,13 @@ class Watch:
         if seen.counts or seen.over_ranks:
             if seen.measured and not any_mode():  # nothing is computed that could be disturbed
                 self._add(found, seen)
-            else:
+            elif seen.query.is_cuda:
                 with self._timed_on_device(seen), undisturbed():
-                    self._add(found, seen)
-        self._account.saw(found.name or found.layer)
+                    self._measure(found, seen)
+            else:
+                with undisturbed():
+                    self._measure(found, seen)
+        self._account.met(found.name or found.layer)
         spent = self.cadence.clock() - began
         self.cadence.spend(spent)
         if found.phase == "eval":
@@ -273,25 +281,71 @@ class Watch:
         """
         return self._job.together and (phase == "train" or self.cadence.fixed)
 
+    def _measure(self, found: Layer, seen: Seen) -> None:
+        if not self._take_part(found, seen):
+            self._add(found, seen)
+
     def _add(self, found: Layer, seen: Seen) -> None:
         numbers = Numbers(*seen.measure().packed())
         heads = _number_of_heads(numbers, found.module if seen.module is None else seen.module)
+        layer = self._place(found, seen, heads)
+        if layer is not None:
+            self._gathering.add(layer, found.phase, numbers, heads)
+        self._account.saw(found.name or found.layer)
+
+    def _take_part(self, found: Layer, seen: Seen) -> bool:
+        """Take the call as a part of its batch, or together with those that are alike.
+
+        False: it is measured whole, and at once.
+        """
+        source = None if seen.measured else seen.source()
+        if source is None or not (source.batch and source.heads):
+            return False
+        batch, rows, heads = source.batch, source.rows, source.heads
+        layer = self._place(found, seen, heads)
+        if layer is None:
+            return False
+        entries = WHOLE if self.cadence.whole else entries_of(self.cadence.step, batch, rows)
+        self._rows = self._rows.and_of(rows * len(range(batch)[entries]), rows * batch)
+
+        def arrived(numbers: Numbers) -> None:
+            self._gathering.add(layer, found.phase, numbers, heads)
+            self._account.saw(found.name or found.layer)
+
+        def failed(error: Exception) -> None:
+            reason = f"{type(error).__name__}: {error}"
+            self._account.lost(found.name or found.layer, seen.kind, reason)
+
+        call = Call(arrived, failed)
+        # An evaluation has no end at which its calls could be measured together.
+        waits = found.phase == "train"
+        if waits and isinstance(source, Scores) and self._stacks.hold(source, entries, call):
+            return True
+        if entries != WHOLE and not _all_numbers(source):
+            entries = WHOLE  # a broken call is read whole
+        scores = source.part(entries)
+        if not (waits and self._stacks.hold(scores, WHOLE, call)):
+            arrived(Numbers(*scores.vitals().packed()))
+        return True
+
+    def _place(self, found: Layer, seen: Seen, heads: int) -> str | None:
+        """Return what the reading is called; None: another rank counts its rows."""
         if seen.first is not None:
             share = shares.Share(seen.first, seen.counts)
         else:
             share = shares.share_of(found.running, heads) if found.running else shares.WHOLE
         if not share.counts:
-            return
+            return None
         layer = found.layer
         self._firsts[layer] = share.first
         if self._heads.setdefault(layer, heads) != heads:
             layer = f"{layer} ({heads} heads)"
-        self._gathering.add(layer, found.phase, numbers, heads)
+        return layer
 
     @contextmanager
     def _timed_on_device(self, seen: Seen) -> Iterator[None]:
         """The work of `measure`; what the call itself has measured is not to be told from it."""
-        if seen.measured or not seen.query.is_cuda:
+        if seen.measured:
             yield
             return
         stream = torch.cuda.current_stream(seen.query.device)
@@ -321,6 +375,8 @@ class Watch:
 
     def _close(self, optimizer: Optimizer | None) -> None:
         began = self.cadence.clock()
+        with undisturbed():
+            self._stacks.measure()
         due, anything = self.cadence.due, bool(self._gathering)
         step = self.cadence.step
         if not self._removed:
@@ -332,14 +388,14 @@ class Watch:
             self._waiting += self._gathering.close(step)
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
-            self._scalars += self._last_numbers(step - 1)
+            self._scalars += self._last_numbers(step - 1) + self._rows_of(step)
             self._coming += self._lone_loss(lambda losses: losses.last())
             self._send(step, due)
             return
         self.cadence.close_step()
         if due and (anything or self._job.together):
             self._last_measured = step
-            self._scalars += self._numbers_of(step, optimizer)
+            self._scalars += self._numbers_of(step, optimizer) + self._rows_of(step)
             self._coming += self._loss_of(step)
         else:
             self._coming += self._lone_loss(lambda losses: losses.pass_by(step))
@@ -372,6 +428,13 @@ class Watch:
             reading.WATCH_COST: self.cadence.share,
         }
         return [Scalar(step, name, value) for name, value in numbers.items() if value is not None]
+
+    def _rows_of(self, step: int) -> list[Scalar]:
+        """What a sample was taken of; nothing where all was read."""
+        (read, there), self._rows = self._rows, NO_ROWS
+        if read == there:
+            return []
+        return [Scalar(step, reading.ROWS_READ, read), Scalar(step, reading.ROWS_THERE, there)]
 
     def _last_numbers(self, step: int) -> list[Scalar]:
         """What the watch cost in the end, where the last step was not one that is measured."""
@@ -549,6 +612,25 @@ def _command() -> list[str]:
     before = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]
     start = ["-m", before[-1]] if before[-2:-1] == ["-m"] else [script]
     return list(redact([*start, *arguments]))
+
+
+class Rows(NamedTuple):
+    """Rows of a head, of all layers of a step: that were read, and that there were."""
+
+    read: int
+    there: int
+
+    def and_of(self, read: int, there: int) -> "Rows":
+        return Rows(self.read + read, self.there + there)
+
+
+NO_ROWS = Rows(0, 0)
+
+
+def _all_numbers(source: Source) -> bool:
+    """Tell whether the whole batch is finite. A device is not asked: it would be waited for."""
+    query, key = source.query, source.key
+    return not (query.is_cpu and key.is_cpu) or (all_finite(query) and all_finite(key))
 
 
 def _number_of_heads(numbers: Numbers, module: nn.Module | None) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from scaledot.measure import Vitals
 from scaledot.nn.measured import exporting
 from scaledot.watch.probes import hub
+from scaledot.watch.probes.scores import Source, nothing
 from scaledot.watch.probes.seen import Seen, why_not
 
 BUFFER = torch.zeros(1, device="cpu")  # never read
@@ -153,7 +154,13 @@ def _tracers() -> list[Any]:
     return tracers
 
 
-def offer(number: int, query: Tensor, measure: Callable[[], Vitals], kind: str) -> None:
+def offer(
+    number: int,
+    query: Tensor,
+    measure: Callable[[], Vitals],
+    kind: str,
+    source: Callable[[], Source | None] = nothing,
+) -> None:
     """Called while the graph runs, by an operator that stands at a site."""
     if not hub.wants():
         return
@@ -163,4 +170,5 @@ def offer(number: int, query: Tensor, measure: Callable[[], Vitals], kind: str) 
         hub.cannot_see(kind, reason, module)
         return
     training = site.with_grad and (module is None or module.training)
-    hub.offer(Seen(query, measure, kind, module, training, compiled=True, site=site.lines))
+    more = {"compiled": True, "site": site.lines, "source": source}
+    hub.offer(Seen(query, measure, kind, module, training, **more))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scaledot.measure import Vitals
+from scaledot.watch.probes.scores import Source, nothing
 
 
 class Seen(NamedTuple):
@@ -23,6 +24,8 @@ class Seen(NamedTuple):
     counts: bool = True  # False: the rows are another rank's as well, who counts them
     over_ranks: bool = False  # measuring it talks to other ranks: all of them must do it
     measured: bool = False  # the call itself has made the vitals: there is no work left to time
+    # Gives that of which a part of the batch can be measured; called as `measure` is.
+    source: Callable[[], Source | None] = nothing
 
 
 def why_not(query: Any) -> str:

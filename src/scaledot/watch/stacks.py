@@ -1,0 +1,155 @@
+"""Measure calls of one shape together, when the step ends.
+
+A call of `scaledot.vitals` takes longer to begin than the heads of a small model take to compute.
+So small calls on a CPU are kept, as copies, since a model may change its tensors in place, and the
+calls of all layers that look alike are stacked along the batch and measured as one.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from scaledot import functional
+from scaledot.watch.gather import Numbers
+from scaledot.watch.probes.scores import Scores, all_finite
+
+# Bytes of queries and keys: larger calls gain nothing, and take longer to copy than to begin.
+# A call of which a part is measured is copied whole only where that is next to nothing.
+LARGEST_CALL = 2**18
+LARGEST_WHOLE = 2**16
+MOST_HELD = 2**21  # of calls of one shape; then they are measured before the step ends
+LARGEST_MASK = 2**20
+WHOLE = slice(None)
+
+
+class Call(NamedTuple):
+    """What is to be done when a call was measured."""
+
+    arrived: Callable[[Numbers], None]
+    failed: Callable[[Exception], None]
+
+
+class _Stack:
+    """Calls that differ in nothing but their numbers."""
+
+    def __init__(self, like: Scores, entries: slice) -> None:
+        self.like, self.entries = like, entries
+        self.queries: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.calls: list[Call] = []
+        self.bytes = 0
+
+    def measure(self) -> None:
+        """Hand each call its numbers, or what went wrong."""
+        if torch.is_autocast_enabled("cpu"):  # the calls were made in types of their own
+            with torch.autocast("cpu", enabled=False):
+                self.measure()
+            return
+        try:
+            numbers = self._numbers()
+        except Exception:
+            numbers = [None] * len(self.calls)
+        for place, (call, found) in enumerate(zip(self.calls, numbers, strict=True)):
+            try:
+                call.arrived(self._alone(place) if found is None else found)
+            except Exception as error:
+                call.failed(error)
+
+    def _numbers(self) -> list[Numbers | None]:
+        """Of each call; None: it has to be measured alone."""
+        calls, entries = len(self.calls), self.entries
+        query, key = torch.cat(self.queries), torch.cat(self.keys)
+        mask = self.like.attn_mask
+        sound = [True] * calls
+        if entries != WHOLE:
+            if not (all_finite(query) and all_finite(key)):
+                pairs = zip(self.queries, self.keys, strict=True)
+                sound = [all_finite(query) and all_finite(key) for query, key in pairs]
+            batch = len(self.queries[0])
+            query, key = (
+                part.unflatten(0, (calls, batch))[:, entries].flatten(0, 1) for part in (query, key)
+            )
+            if mask is not None and mask.shape[0] > 1:
+                mask = mask[entries]
+        if calls > 1 and mask is not None and mask.shape[0] > 1:
+            mask = mask.repeat(calls, 1, 1, 1)
+        stacked = self.like._replace(query=query, key=key, attn_mask=mask)
+        floats, counts = stacked.vitals().packed()
+        parts = zip(floats.chunk(calls, 1), counts.chunk(calls, 1), sound, strict=True)
+        return [Numbers(some, others) if fine else None for some, others, fine in parts]
+
+    def _alone(self, place: int) -> Numbers:
+        """Measure a call by itself, and the whole of its batch: it may be broken anywhere."""
+        one = self.like._replace(query=self.queries[place], key=self.keys[place])
+        return Numbers(*one.vitals().packed())
+
+
+class _Mask(NamedTuple):
+    given: Tensor  # kept, so that no other takes its place in memory
+    copy: Tensor
+
+
+class Stacks:
+    """The calls of the step that is running."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[Any, _Stack] = {}
+        self._masks: dict[Any, _Mask] = {}
+
+    def hold(self, scores: Scores, entries: slice, call: Call) -> bool:
+        """Keep a call for later, of which some entries will be measured; False: measure it now."""
+        query, key, mask = scores.query, scores.key, scores.attn_mask
+        size = (query.numel() + key.numel()) * query.element_size()
+        if not (
+            size <= (LARGEST_CALL if entries == WHOLE else LARGEST_WHOLE)
+            and query.is_cpu
+            and key.is_cpu
+            and type(key) in (Tensor, Parameter)
+            and query.dtype is key.dtype
+            and scores.sinks is None
+            and scores.key_lengths is None
+            and not isinstance(scores.scale, Tensor)
+        ):
+            return False
+        if mask is not None:
+            size_of_mask = mask.numel() * mask.element_size()
+            if type(mask) is not Tensor or mask.is_inference() or size_of_mask > LARGEST_MASK:
+                return False
+            mask = self._kept(mask)
+            scores = scores._replace(attn_mask=mask)
+        if torch.is_autocast_enabled("cpu"):  # the step's end is outside of the model's autocast
+            query, key = functional.autocast(query, key)
+        like = (query.shape, key.shape, query.dtype, id(mask), entries.start, *scores[3:])
+        stack = self._stacks.get(like)
+        if stack is None:
+            stack = self._stacks[like] = _Stack(scores, entries)
+        stack.queries.append(query.clone())
+        stack.keys.append(key.clone())
+        stack.calls.append(call)
+        stack.bytes += size
+        if stack.bytes >= MOST_HELD:
+            del self._stacks[like]
+            stack.measure()
+        return True
+
+    def measure(self) -> None:
+        """Measure all that is held; the next step begins empty."""
+        if self._stacks:
+            stacks, self._stacks = self._stacks, {}
+            for stack in stacks.values():
+                stack.measure()
+        self._masks.clear()
+
+    def _kept(self, mask: Tensor) -> Tensor:
+        """Copy a mask of at most four dimensions, once for all layers that are given it.
+
+        It is the same if it lies in the same place and was not written to since.
+        """
+        same = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version)
+        known = self._masks.get(same)
+        if known is None:
+            known = self._masks[same] = _Mask(mask, mask[(None,) * (4 - mask.dim())].clone())
+        return known.copy
