@@ -5,15 +5,15 @@ So small calls on a CPU are kept, as copies, since a model may change its tensor
 calls of all layers that look alike are stacked along the batch and measured as one.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from scaledot import functional
-from scaledot.watch.gather import Numbers
+from scaledot.watch.gather import Key, Numbers
 from scaledot.watch.probes.scores import Scores, all_finite
 
 # Bytes of queries and keys: larger calls gain nothing, and take longer to copy than to begin.
@@ -26,10 +26,22 @@ WHOLE = slice(None)
 
 
 class Call(NamedTuple):
-    """What is to be done when a call was measured."""
+    """Whose call it is."""
 
-    arrived: Callable[[Numbers], None]
-    failed: Callable[[Exception], None]
+    key: Key
+    name: str  # of the layer in the coverage
+    kind: str  # the function that was called
+    heads: int
+
+
+class Taker(Protocol):
+    """Who is given what was measured."""
+
+    def take_stack(self, calls: Sequence[Call], numbers: Numbers) -> None:
+        """numbers: [fields, calls * batch, heads]."""
+        ...
+
+    def lose(self, call: Call, error: Exception) -> None: ...
 
 
 class _Stack:
@@ -42,49 +54,51 @@ class _Stack:
         self.calls: list[Call] = []
         self.bytes = 0
 
-    def measure(self) -> None:
-        """Hand each call its numbers, or what went wrong."""
+    def measure(self, taker: Taker) -> None:
+        """Hand on the calls' numbers, or what went wrong with one."""
         if torch.is_autocast_enabled("cpu"):  # the calls were made in types of their own
             with torch.autocast("cpu", enabled=False):
-                self.measure()
+                self.measure(taker)
             return
         try:
-            numbers = self._numbers()
+            alone = self._broken()
+            if not any(alone):
+                taker.take_stack(self.calls, self._together())
+                return
         except Exception:
-            numbers = [None] * len(self.calls)
-        for place, (call, found) in enumerate(zip(self.calls, numbers, strict=True)):
+            alone = [True] * len(self.calls)
+        for place, call in enumerate(self.calls):
             try:
-                call.arrived(self._alone(place) if found is None else found)
+                taker.take_stack([call], self._one(place, WHOLE if alone[place] else self.entries))
             except Exception as error:
-                call.failed(error)
+                taker.lose(call, error)
 
-    def _numbers(self) -> list[Numbers | None]:
-        """Of each call; None: it has to be measured alone."""
-        calls, entries = len(self.calls), self.entries
-        query, key = torch.cat(self.queries), torch.cat(self.keys)
-        mask = self.like.attn_mask
-        sound = [True] * calls
-        if entries != WHOLE:
-            if not (all_finite(query) and all_finite(key)):
-                pairs = zip(self.queries, self.keys, strict=True)
-                sound = [all_finite(query) and all_finite(key) for query, key in pairs]
-            batch = len(self.queries[0])
-            query, key = (
-                part.unflatten(0, (calls, batch))[:, entries].flatten(0, 1) for part in (query, key)
-            )
-            if mask is not None and mask.shape[0] > 1:
-                mask = mask[entries]
-        if calls > 1 and mask is not None and mask.shape[0] > 1:
-            mask = mask.repeat(calls, 1, 1, 1)
+    def _broken(self) -> list[bool]:
+        """Which calls of a sample hold NaN or infinity anywhere: they are measured whole."""
+        if self.entries == WHOLE:
+            return [False] * len(self.calls)
+        if all_finite(torch.cat(self.queries)) and all_finite(torch.cat(self.keys)):
+            return [False] * len(self.calls)
+        pairs = zip(self.queries, self.keys, strict=True)
+        return [not (all_finite(query) and all_finite(key)) for query, key in pairs]
+
+    def _together(self) -> Numbers:
+        calls, mask = len(self.calls), self.like.attn_mask
+        query, key = (self._entries_of(parts) for parts in (self.queries, self.keys))
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask[self.entries]
+            mask = mask.repeat(calls, 1, 1, 1) if calls > 1 else mask
         stacked = self.like._replace(query=query, key=key, attn_mask=mask)
-        floats, counts = stacked.vitals().packed()
-        parts = zip(floats.chunk(calls, 1), counts.chunk(calls, 1), sound, strict=True)
-        return [Numbers(some, others) if fine else None for some, others, fine in parts]
+        return Numbers(*stacked.vitals().packed())
 
-    def _alone(self, place: int) -> Numbers:
-        """Measure a call by itself, and the whole of its batch: it may be broken anywhere."""
+    def _entries_of(self, parts: list[Tensor]) -> Tensor:
+        if self.entries == WHOLE:
+            return torch.cat(parts)
+        return torch.cat([part[self.entries] for part in parts])
+
+    def _one(self, place: int, entries: slice) -> Numbers:
         one = self.like._replace(query=self.queries[place], key=self.keys[place])
-        return Numbers(*one.vitals().packed())
+        return Numbers(*one.part(entries).vitals().packed())
 
 
 class _Mask(NamedTuple):
@@ -95,7 +109,8 @@ class _Mask(NamedTuple):
 class Stacks:
     """The calls of the step that is running."""
 
-    def __init__(self) -> None:
+    def __init__(self, taker: Taker) -> None:
+        self._taker = taker
         self._stacks: dict[Any, _Stack] = {}
         self._masks: dict[Any, _Mask] = {}
 
@@ -132,7 +147,7 @@ class Stacks:
         stack.bytes += size
         if stack.bytes >= MOST_HELD:
             del self._stacks[like]
-            stack.measure()
+            stack.measure(self._taker)
         return True
 
     def measure(self) -> None:
@@ -140,7 +155,7 @@ class Stacks:
         if self._stacks:
             stacks, self._stacks = self._stacks, {}
             for stack in stacks.values():
-                stack.measure()
+                stack.measure(self._taker)
         self._masks.clear()
 
     def _kept(self, mask: Tensor) -> Tensor:

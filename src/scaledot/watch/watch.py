@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -122,7 +122,7 @@ class Watch:
         self._firsts: dict[str, int] = {}  # of layers whose heads are shared out: which is ours
         self._account = Account(self._names, replace)
         self._gathering = Gathering()
-        self._stacks = Stacks()
+        self._stacks = Stacks(self)
         self._rows = NO_ROWS
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
@@ -307,16 +307,8 @@ class Watch:
             return False
         entries = WHOLE if self.cadence.whole else entries_of(self.cadence.step, batch, rows)
         self._rows = self._rows.and_of(rows * len(range(batch)[entries]), rows * batch)
-
-        def arrived(numbers: Numbers) -> None:
-            self._gathering.add(layer, found.phase, numbers, heads)
-            self._account.saw(found.name or found.layer)
-
-        def failed(error: Exception) -> None:
-            reason = f"{type(error).__name__}: {error}"
-            self._account.lost(found.name or found.layer, seen.kind, reason)
-
-        call = Call(arrived, failed)
+        call = Call(Key(layer, found.phase), found.name or found.layer, seen.kind, heads)
+        self._gathering.expect(call.key)
         # An evaluation has no end at which its calls could be measured together.
         waits = found.phase == "train"
         if waits and isinstance(source, Scores) and self._stacks.hold(source, entries, call):
@@ -325,8 +317,20 @@ class Watch:
             entries = WHOLE  # a broken call is read whole
         scores = source.part(entries)
         if not (waits and self._stacks.hold(scores, WHOLE, call)):
-            arrived(Numbers(*scores.vitals().packed()))
+            self.take_stack([call], Numbers(*scores.vitals().packed()))
         return True
+
+    def take_stack(self, calls: Sequence[Call], numbers: Numbers) -> None:
+        first, *more = calls
+        if more:
+            self._gathering.add_stack([call.key for call in calls], numbers, first.heads)
+        else:
+            self._gathering.add(*first.key, numbers, first.heads)
+        for call in calls:
+            self._account.saw(call.name)
+
+    def lose(self, call: Call, error: Exception) -> None:
+        self._account.lost(call.name, call.kind, f"{type(error).__name__}: {error}")
 
     def _place(self, found: Layer, seen: Seen, heads: int) -> str | None:
         """Return what the reading is called; None: another rank counts its rows."""
