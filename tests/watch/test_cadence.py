@@ -13,6 +13,7 @@ from scaledot.watch.cadence import (
     EARLY_SECONDS,
     EARLY_SHARE,
     EARLY_STEPS,
+    MISSED,
     RAREST,
     WHOLE_STEPS,
     Cadence,
@@ -308,3 +309,50 @@ def test_an_interval_that_was_asked_for_is_kept_whatever_the_ranks_wish():
     cadence.agree(50)
     assert run(cadence, clock, 10) == [0, 3, 6, 9]
     assert cadence.wish == 0
+
+
+def test_a_step_that_is_not_due_runs_a_few_functions_of_the_watch():
+    """Steps may take half a millisecond, and each function costs a fraction of a microsecond."""
+    import sys
+
+    from torch import nn
+
+    linear = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(linear.parameters())
+
+    def step():
+        linear(torch.zeros(1, 2)).sum().backward()
+        optimizer.step()
+
+    called = []
+
+    def count(frame, event, _):
+        if event == "call" and "scaledot" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_qualname)
+
+    with Watch(every=10**6, store=[]):
+        for _ in range(300):
+            step()
+        sys.setprofile(count)
+        step()
+        sys.setprofile(None)
+    assert 0 < len([name for name in called if "test" not in name]) <= 36, called
+
+
+def test_what_is_not_timed_is_charged_by_what_due_steps_take_longer():
+    """Hooks, the writer's thread and cold caches are no part of what the watch times."""
+
+    def cost(untimed):
+        clock = Clock()
+        cadence = Cadence(budget=0.01, clock=clock)
+        for _ in range(3000):
+            clock.now += 0.01
+            if cadence.due:
+                clock.now += 0.002 + untimed
+                cadence.spend(0.002)
+            cadence.close_step()
+        return cadence.steady_share * cadence.steady_every * 0.01
+
+    assert cost(0.0) == pytest.approx(0.002, rel=0.01)
+    assert cost(0.0003) == pytest.approx(0.0023, rel=0.01)
+    assert cost(0.1) == pytest.approx(0.002 * (1 + MISSED), rel=0.05)

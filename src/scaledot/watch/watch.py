@@ -362,17 +362,47 @@ class Watch:
     def _step_ended(self, optimizer: Optimizer | None) -> None:
         """Never raises: it runs inside the user's optimizer.step()."""
         try:
+            if self._passes_by():
+                return
             with hub.quiet(), self._turn:
                 with undisturbed():
                     self._close(optimizer)
                 self._deliver()
-                self._beat()
+                self._beat(self.cadence.clock())
         except Exception:
             log.exception("the watch could not close step %d; training goes on", self.cadence.step)
 
-    def _beat(self) -> None:
+    def _passes_by(self) -> bool:
+        """End a step of which nothing was seen; False: there is more to do than count it.
+
+        Most steps are such, and a step may be short: each microsecond counts.
+        """
+        cadence, losses = self.cadence, self._losses
+        if cadence.due or self._gathering or self._waiting or self._coming or self._scalars:
+            return False
+        with self._turn:
+            self._job.join()
+            if not self._job.alone:
+                return False
+            if losses is not None and losses.has_values:
+                if any_mode():
+                    with undisturbed():
+                        self._coming += self._lone_loss(lambda losses: losses.pass_by(cadence.step))
+                elif (late := losses.pass_by(cadence.step)) is not None:
+                    self._coming += self._lone_loss(lambda _: late)
+            began = cadence.close_step()
+            if cadence.due:
+                self._account.looking = self._steps_looked_at < NOTED
+            if self._coming:
+                with hub.quiet():
+                    self._deliver()
+            now = cadence.clock()
+            self._beat(now)
+        cadence.spend(now - began)
+        return True
+
+    def _beat(self, now: float) -> None:
         """Tell the store that steps go on, for whoever asks before the next reading is due."""
-        now = self.cadence.clock()
         if now - self._last_beat >= BEAT:
             self._last_beat = now
             self._note(reading.ALIVE, self.cadence.step)
