@@ -1,5 +1,6 @@
 """A reading of a part of the batch: which part, what it is called, and what it does not miss."""
 
+import json
 import math
 import random
 
@@ -183,3 +184,28 @@ def test_evaluations_are_sampled_as_training_is():
     entries = entries_of(2, 4, 32)
     assert_reads(evaluations[-1], query[entries], key[entries])
     assert store.rows(2) == (32, 128)
+
+
+def test_a_sample_is_called_one_in_the_store_the_report_and_its_json(tmp_path, capsys):
+    from scaledot.cli import main
+    from scaledot.watch.store import RunReader
+
+    path = tmp_path / "run.vitals"
+    query, key = tensors(4, 3, LEAST_ROWS, 8)
+    with Watch(store=path, losses=False) as watch:
+        for _ in range(3):
+            F.scaled_dot_product_attention(query, key, key)
+            watch.step()
+    run = RunReader(path)
+    for name, rows in ((reading.ROWS_READ, LEAST_ROWS), (reading.ROWS_THERE, 4 * LEAST_ROWS)):
+        series = run.scalars(name)
+        assert series.steps.tolist() == [2]
+        assert series.values.tolist() == [rows]
+    assert run.attributes.more["sample"] == {"read": 32, "there": 128}
+    words = "readings are samples of the batch: 32 of 128 rows"
+    assert words in run.attributes.more["cadence"]
+    main(["report", str(path), "--html", str(tmp_path / "page.html")])
+    assert words in (tmp_path / "page.html").read_text()
+    capsys.readouterr()
+    main(["report", str(path), "--json"])
+    assert json.loads(capsys.readouterr().out)["coverage"]["sample"] == {"read": 32, "there": 128}

@@ -31,6 +31,7 @@ WATCH_COST = "watch_cost"  # share of the step time that went into the watch
 # step without them was read whole.
 ROWS_READ = "rows_read"
 ROWS_THERE = "rows_there"
+SAMPLE = "sample"  # attribute of a segment: both of the last such step, as read and there
 # Attributes of a segment: of how many backward calls a loss is the mean, and which remedies were
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"

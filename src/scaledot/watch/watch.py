@@ -123,7 +123,8 @@ class Watch:
         self._account = Account(self._names, replace)
         self._gathering = Gathering()
         self._stacks = Stacks(self)
-        self._rows = NO_ROWS
+        self._rows = NO_ROWS  # of the running step
+        self._sample = NO_ROWS  # of the last step that was read in part
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
         self._scalars: list[Scalar] = []
@@ -468,6 +469,7 @@ class Watch:
         (read, there), self._rows = self._rows, NO_ROWS
         if read == there:
             return []
+        self._sample = Rows(read, there)
         return [Scalar(step, reading.ROWS_READ, read), Scalar(step, reading.ROWS_THERE, there)]
 
     def _last_numbers(self, step: int) -> list[Scalar]:
@@ -610,7 +612,9 @@ class Watch:
     def _note_coverage(self) -> None:
         if hasattr(self._store, "note"):
             self._note("coverage", self.coverage_in_words())
-            self._note("cadence", str(self.cadence))
+            self._note("cadence", f"{self.cadence}{self._sample.words()}")
+            if self._sample.there:
+                self._note(reading.SAMPLE, self._sample._asdict())
             self._note_remedies()
             if self.model is None and (words := self.models()):
                 self._note("model", words)
@@ -653,6 +657,11 @@ class Rows(NamedTuple):
 
     read: int
     there: int
+
+    def words(self) -> str:
+        if not self.there:
+            return ""
+        return f"; readings are samples of the batch: {self.read:,} of {self.there:,} rows"
 
     def and_of(self, read: int, there: int) -> "Rows":
         return Rows(self.read + read, self.there + there)
