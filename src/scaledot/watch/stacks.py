@@ -61,9 +61,10 @@ class _Stack:
                 self.measure(taker)
             return
         try:
-            alone = self._broken()
+            query, key = torch.cat(self.queries), torch.cat(self.keys)
+            alone = self._broken(query, key)
             if not any(alone):
-                taker.take_stack(self.calls, self._together())
+                taker.take_stack(self.calls, self._together(query, key))
                 return
         except Exception:
             alone = [True] * len(self.calls)
@@ -73,28 +74,27 @@ class _Stack:
             except Exception as error:
                 taker.lose(call, error)
 
-    def _broken(self) -> list[bool]:
-        """Which calls of a sample hold NaN or infinity anywhere: they are measured whole."""
-        if self.entries == WHOLE:
-            return [False] * len(self.calls)
-        if all_finite(torch.cat(self.queries)) and all_finite(torch.cat(self.keys)):
+    def _broken(self, query: Tensor, key: Tensor) -> list[bool]:
+        """Tell which calls of a sample hold NaN or infinity anywhere: they are measured whole."""
+        if self.entries == WHOLE or (all_finite(query) and all_finite(key)):
             return [False] * len(self.calls)
         pairs = zip(self.queries, self.keys, strict=True)
         return [not (all_finite(query) and all_finite(key)) for query, key in pairs]
 
-    def _together(self) -> Numbers:
+    def _together(self, query: Tensor, key: Tensor) -> Numbers:
         calls, mask = len(self.calls), self.like.attn_mask
-        query, key = (self._entries_of(parts) for parts in (self.queries, self.keys))
+        query, key = self._entries_of(query), self._entries_of(key)
         if mask is not None and mask.shape[0] > 1:
             mask = mask[self.entries]
             mask = mask.repeat(calls, 1, 1, 1) if calls > 1 else mask
         stacked = self.like._replace(query=query, key=key, attn_mask=mask)
         return Numbers(*stacked.vitals().packed())
 
-    def _entries_of(self, parts: list[Tensor]) -> Tensor:
+    def _entries_of(self, stacked: Tensor) -> Tensor:
+        """[calls * batch, ...] to [calls * entries, ...]: a view where it is one entry of each."""
         if self.entries == WHOLE:
-            return torch.cat(parts)
-        return torch.cat([part[self.entries] for part in parts])
+            return stacked
+        return stacked.unflatten(0, (len(self.calls), -1))[:, self.entries].flatten(0, 1)
 
     def _one(self, place: int, entries: slice) -> Numbers:
         one = self.like._replace(query=self.queries[place], key=self.keys[place])

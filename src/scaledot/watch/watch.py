@@ -123,8 +123,8 @@ class Watch:
         self._account = Account(self._names, replace)
         self._gathering = Gathering()
         self._stacks = Stacks(self)
-        self._rows = NO_ROWS  # of the running step
-        self._sample = NO_ROWS  # of the last step that was read in part
+        self._rows_read = self._rows_there = 0  # in the running step, as `Rows` has them
+        self._sample = Rows(0, 0)  # of the last step that was read in part
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
         self._scalars: list[Scalar] = []
@@ -300,14 +300,16 @@ class Watch:
         False: it is measured whole, and at once.
         """
         source = None if seen.measured else seen.source()
-        if source is None or not (source.batch and source.heads):
+        sizes = None if source is None else source.sizes
+        if source is None or sizes is None:
             return False
-        batch, rows, heads = source.batch, source.rows, source.heads
+        batch, heads, rows = sizes
         layer = self._place(found, seen, heads)
         if layer is None:
             return False
         entries = WHOLE if self.cadence.whole else entries_of(self.cadence.step, batch, rows)
-        self._rows = self._rows.and_of(rows * len(range(batch)[entries]), rows * batch)
+        self._rows_there += rows * batch
+        self._rows_read += rows * (batch if entries == WHOLE else entries.stop - entries.start)
         call = Call(Key(layer, found.phase), found.name or found.layer, seen.kind, heads)
         self._gathering.expect(call.key)
         # An evaluation has no end at which its calls could be measured together.
@@ -466,7 +468,8 @@ class Watch:
 
     def _rows_of(self, step: int) -> list[Scalar]:
         """What a sample was taken of; nothing where all was read."""
-        (read, there), self._rows = self._rows, NO_ROWS
+        read, there = self._rows_read, self._rows_there
+        self._rows_read = self._rows_there = 0
         if read == there:
             return []
         self._sample = Rows(read, there)
@@ -662,12 +665,6 @@ class Rows(NamedTuple):
         if not self.there:
             return ""
         return f"; readings are samples of the batch: {self.read:,} of {self.there:,} rows"
-
-    def and_of(self, read: int, there: int) -> "Rows":
-        return Rows(self.read + read, self.there + there)
-
-
-NO_ROWS = Rows(0, 0)
 
 
 def _all_numbers(source: Source) -> bool:

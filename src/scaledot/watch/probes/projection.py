@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scaledot.measure import Vitals
-from scaledot.watch.probes.scores import Scores
+from scaledot.watch.probes.scores import Scores, Sizes
 
 
 class Heads(NamedTuple):
@@ -34,9 +34,10 @@ class Inputs:
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
         self.query, self.key = given["query"], given["key"]
-        batched = self.query.dim() == 3 and given.get("static_k") is None
-        self.batch = self.query.shape[1] if batched else 0
-        self.rows, self.heads = self.query.shape[0], given["num_heads"]
+        self.sizes: Sizes | None = None
+        if self.query.dim() == 3 and self.query.shape[1] and given.get("static_k") is None:
+            rows, batch, _ = self.query.shape
+            self.sizes = Sizes(batch, given["num_heads"], rows)
 
     def itself(self) -> "Inputs":
         return self
@@ -50,7 +51,7 @@ class Inputs:
             return project(**self.given).scores()
         padding, mask = self.given["key_padding_mask"], self.given["attn_mask"]
         if mask is not None and mask.dim() == 3:  # [batch * heads, Q, K]
-            mask = mask.unflatten(0, (self.batch, -1))[entries].flatten(0, 1)
+            mask = mask.unflatten(0, (self.query.shape[1], -1))[entries].flatten(0, 1)
         some: dict[str, Any] = {
             "query": self.query[:, entries],
             "key": self.key[:, entries],

@@ -11,6 +11,12 @@ from scaledot.functional import Scale, Window
 from scaledot.measure import Vitals
 
 
+class Sizes(NamedTuple):
+    batch: int
+    heads: int
+    rows: int  # of a batch entry and head
+
+
 class Scores(NamedTuple):
     """What the vitals of a call are computed of."""
 
@@ -48,21 +54,11 @@ class Scores(NamedTuple):
         return self
 
     @property
-    def batch(self) -> int:
-        """How many entries there are to choose from; 0 where they are not to be told apart."""
-        shape = self.query.shape
-        return (
-            shape[0] if len(shape) == self.key.dim() == 4 and self.key.shape[0] == shape[0] else 0
-        )
-
-    @property
-    def rows(self) -> int:
-        """Rows of a batch entry and head."""
-        return self.query.shape[2]
-
-    @property
-    def heads(self) -> int:
-        return self.query.shape[1]
+    def sizes(self) -> Sizes | None:
+        query, key = self.query.shape, self.key.shape
+        if len(query) != 4 or len(key) != 4 or query[0] != key[0] or not (query[0] and query[1]):
+            return None
+        return Sizes(query[0], query[1], query[2])
 
     def part(self, entries: slice) -> "Scores":
         """Some entries of the batch."""
@@ -87,13 +83,9 @@ class Source(Protocol):
     def key(self) -> Any: ...
 
     @property
-    def batch(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def heads(self) -> int: ...
+    def sizes(self) -> Sizes | None:
+        """None: there are no entries that could be told apart."""
+        ...
 
     def part(self, entries: slice) -> Scores: ...
 
