@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -388,11 +388,10 @@ class Watch:
             if not self._job.alone:
                 return False
             if losses is not None and losses.has_values:
-                if any_mode():
-                    with undisturbed():
-                        self._coming += self._lone_loss(lambda losses: losses.pass_by(cadence.step))
-                elif (late := losses.pass_by(cadence.step)) is not None:
-                    self._coming += self._lone_loss(lambda _: late)
+                with undisturbed() if any_mode() else nullcontext():
+                    broken = losses.pass_by(cadence.step)
+                if broken is not None and self._last_measured >= 0:
+                    self._coming.append(broken)
             began = cadence.close_step()
             if cadence.due:
                 self._account.looking = self._steps_looked_at < NOTED
