@@ -547,3 +547,123 @@ def test_without_the_kernel_every_call_is_still_served(monkeypatch):
     out, vitals = scaledot.attention_with_vitals(*tensors())
     assert out.isfinite().all()
     assert vitals.rows.tolist() == [[97, 97]]
+
+
+HIDES = {
+    "minus infinity": -math.inf,
+    "the lowest value": torch.finfo(torch.float32).min,
+    "half of it": torch.finfo(torch.float32).min / 2,
+}
+
+
+def hiding_mask(keys, *shape, value=-math.inf):
+    """0 and `value`; the second row of each may see nothing."""
+    hidden = torch.rand(*shape, keys) > 0.7
+    hidden[..., 0] = False
+    if hidden.shape[-2] > 1:
+        hidden[..., 1, :] = True
+    return torch.zeros(hidden.shape).masked_fill(hidden, value)
+
+
+@needs_kernel
+@pytest.mark.parametrize("value", HIDES.values(), ids=HIDES)
+@pytest.mark.parametrize("shape", [(7, 1, 97), (1, 97), (7, 1, 1), (97,)], ids=str)
+def test_float_masks_that_only_hide_are_served_as_bool_masks(served, monkeypatch, shape, value):
+    query, key, _ = tensors(97, 131, 8, 8, batch=7)
+    mask = hiding_mask(131, *shape, value=value)
+
+    def measure():
+        return scaledot.vitals(query, key, mask, per_row=True)
+
+    expected = scaledot.vitals(query, key, mask == 0, per_row=True)
+    found = served.compiled(measure)
+    for name in (*FLOAT_FIELDS, *COUNT_FIELDS):
+        assert_bitwise_equal(getattr(found, name), getattr(expected, name))
+    assert "compiled" in str(scaledot.backend_for(query, key, attn_mask=mask))
+    with monkeypatch.context() as patch:  # as it is: a bias
+        patch.setattr("scaledot.backends.cpu.forward.with_bool_mask", lambda call, _: call)
+        tiled = served.tiled(measure)
+    for name in COUNT_FIELDS:
+        assert torch.equal(getattr(found, name), getattr(tiled, name)), name
+    for name in FLOAT_FIELDS:
+        torch.testing.assert_close(getattr(found, name), getattr(tiled, name), rtol=1e-4, atol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("value", [-3.0, -1e4, -1e30, math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("place", [(-1, -1), (3, 5)], ids=str)
+def test_a_mask_that_also_adds_stays_a_bias(served, value, place):
+    query, key, _ = tensors(13, 67, 8, 8)
+    mask = hiding_mask(67, 13)
+    mask[place] = value
+    found = served.tiled(lambda: scaledot.vitals(query, key, mask))
+    assert "float mask" in str(scaledot.backend_for(query, key, attn_mask=mask))
+    if math.isfinite(value):
+        hidden = scaledot.vitals(query, key, mask.masked_fill(mask != 0, -math.inf))
+        assert not torch.equal(found.pairs, hidden.pairs)
+
+
+@needs_kernel
+def test_log_n_counts_the_keys_that_a_finite_value_hides(served):
+    query, key, _ = tensors(13, 67, 8, 8)
+    mask = hiding_mask(67, 13, value=torch.finfo(torch.float32).min)
+    mask[1] = 0.0
+    found = scaledot.vitals(query, key, mask, scale="log_n")
+    exact = scaledot.vitals(query.double(), key.double(), mask, scale="log_n")
+    torch.testing.assert_close(found.max_logit.double(), exact.max_logit, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernel
+def test_float16_masks_of_finite_values_do_not_hide_what_is_above_them(served):
+    query, key = torch.full((1, 1, 2, 1), 400.0), torch.full((1, 1, 3, 1), -400.0)
+    mask = torch.tensor([0.0, 0.0, torch.finfo(torch.float16).min]).half()
+    found = scaledot.vitals(query.half(), key.half(), mask, scale=1.0)
+    exact = scaledot.vitals(query.double(), key.double(), mask.double(), scale=1.0)
+    assert found.rows.tolist() == exact.rows.tolist()
+
+
+@needs_kernel
+def test_scores_alone_make_no_lse(served):
+    query, key, _ = tensors(13, 67, 8, 8)
+    for per_row, sizes in ((False, [0]), (True, [1, 2, 13])):
+        problem = describe(query, key, None, scores_only=True, wants_vitals=True, per_row=per_row)
+        inputs = Inputs._make((*problem[: len(Inputs._fields) - 1], None))
+        found = forward(inputs, problem.settings, None, True, per_row)
+        assert list(found.lse.shape) == sizes
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", ["whole", "causal", "lengths", "packed", "mask", "sinks"])
+def test_nothing_is_read_that_the_kernel_has_not_written(monkeypatch, case):
+    """New memory holds NaN and large counts."""
+    query, key, value = tensors(97, 131, 8, 8, batch=3)
+    words = {
+        "whole": {},
+        "causal": {"is_causal": True, "causal_align": "bottom_right", "window": (3, None)},
+        "lengths": {"key_lengths": torch.tensor([0, 1, 131])},
+        "packed": {},
+        "mask": {"attn_mask": torch.rand(3, 1, 97, 131) > 0.99},
+        "sinks": {"sinks": torch.randn(query.shape[1])},
+    }[case]
+
+    def measured():
+        if case == "packed":
+            ends = torch.tensor([0, 0, 50, 97]), torch.tensor([0, 20, 20, 131])
+            packed = (part[0].transpose(0, 1) for part in (query, key, value))
+            return scaledot.attention_varlen_with_vitals(*packed, *ends, per_row=True)
+        return scaledot.attention_with_vitals(query, key, value, per_row=True, **words)
+
+    out, expected = measured()
+    empty = torch.empty
+
+    def filled(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(math.nan if made.is_floating_point() else 2**40)
+
+    monkeypatch.setattr(torch, "empty", filled)
+    found_out, found = measured()
+    assert_bitwise_equal(found_out, out)
+    for name in (*FLOAT_FIELDS, *COUNT_FIELDS):
+        assert_bitwise_equal(getattr(found, name), getattr(expected, name))
+    for ours, theirs in zip(found.per_row, expected.per_row, strict=True):
+        assert_bitwise_equal(ours, theirs)

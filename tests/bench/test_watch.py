@@ -26,10 +26,11 @@ def _elsewhere(tmp_path, monkeypatch):
 def told(cadence: float = 20.0, spread: float = 0.0, rounds: int = 9, **milliseconds: float):
     """Times as a race gives them."""
     usual = {"plain": 100.0, "quiet": 100.0, "measured": 110.0, "attention": 20.0}
+    usual |= {"sampled": 105.0}
     usual |= {"small_plain": 5.0, "small_quiet": 5.1}
     noise = np.linspace(-spread, spread, rounds)
     sides = {
-        name: value + (noise if name == "measured" else 0.0 * noise)
+        name: value + (noise if name in ("measured", "sampled") else 0.0 * noise)
         for name, value in (usual | milliseconds).items()
     }
     return Times({"cpu": sides, "wall": sides}, cadence)
@@ -69,25 +70,28 @@ def _values(found: list[rows.Row], clock: str = "cpu") -> dict[str, float]:
 def test_a_quick_try_from_end_to_end(capsys):
     assert _run("--quick", "--repeats", "2", "--out", "quick.csv") == 0
     found = rows.read(Path("quick.csv"))
-    cases = ["default cadence", "every step", "every step, of the step", "quiet step"]
+    cases = ["default cadence", "every step", "every step, of the step", "a sample, of the step"]
+    cases += ["quiet step", "quiet step of 1 ms"]
     assert [row.case for row in found] == 2 * cases
-    assert [row.clock for row in found] == 4 * ["cpu"] + 4 * ["wall"]
+    assert [row.clock for row in found] == 6 * ["cpu"] + 6 * ["wall"]
     assert all(row.verdict == "reported" and row.rounds == 2 for row in found)
     assert all(row.low <= row.high and row.step_ms > 0 and row.attention_ms > 0 for row in found)
-    assert "8 rows appended to quick.csv" in capsys.readouterr().out
+    assert "12 rows appended to quick.csv" in capsys.readouterr().out
 
 
 def test_cheap_enough_ends_with_0(timed, capsys):
     timed()
     assert _run() == 0
     found = rows.read(Path("scaledot-bench-watch.csv"))
-    # A quiet step costs 0.1 of 100 ms, a measured one 10 ms, one in twenty.
+    # A quiet step costs 0.1 of 100 ms, a sample 5 ms, one in twenty.
     assert _values(found) == pytest.approx(
         {
-            "default cadence": 0.006,
+            "default cadence": 0.0035,
             "every step": 0.5,
             "every step, of the step": 0.1,
+            "a sample, of the step": 0.05,
             "quiet step": 0.0,
+            "quiet step of 1 ms": 0.1,
         }
     )
     verdicts = {row.case: (row.bar, row.verdict) for row in found if row.clock == "cpu"}
@@ -102,7 +106,7 @@ def test_cheap_enough_ends_with_0(timed, capsys):
 @pytest.mark.parametrize(
     ("options", "short"),
     [
-        ({"cadence": 9}, "default cadence"),  # looks too often
+        ({"cadence": 4}, "default cadence"),  # looks too often
         ({"small_quiet": 6.0}, "default cadence"),  # a step it does not look at costs too much
         ({"measured": 131.0, "cadence": 100}, "every step"),
     ],
@@ -129,7 +133,7 @@ def test_rows_go_to_the_results_of_the_repository(timed, capsys):
     assert _run() == 0
     assert _run() == 0
     file = bench.RESULTS / "watch.csv"
-    assert len(rows.read(file)) == 32
+    assert len(rows.read(file)) == 48
     capsys.readouterr()
     assert _run("--table", str(file)) == 0
     printed = capsys.readouterr().out
@@ -211,7 +215,8 @@ def test_the_plans_are_the_models_of_the_bars():
 
 def test_on_a_gpu_the_bars_are_of_the_step():
     """The same function that judges a CPU, on times as a GPU gives them."""
-    sides = {"plain": 100.0, "quiet": 100.1, "measured": 110.0, "attention": 30.0, "replaced": 102}
+    sides = {"plain": 100.0, "quiet": 100.1, "measured": 130.0, "attention": 30.0, "replaced": 102}
+    sides |= {"sampled": 110.0}
     times = {name: np.full(5, value) for name, value in sides.items()}
     found = watch.findings(
         Times({"device": times, "wall": times}, 25.0), watch.Plan(GPT2_SMALL, "cuda")
@@ -232,7 +237,7 @@ def test_a_race_gives_one_value_a_round_of_every_side_and_clock():
     ended = []
     times = turns.race(Trainer(TINY), 2, 1, 20, lambda: ended.append(1))
     assert len(ended) == 2
-    names = {"plain", "quiet", "measured", "attention", "small_plain", "small_quiet"}
+    names = {"plain", "quiet", "measured", "sampled", "attention", "small_plain", "small_quiet"}
     assert set(times.by_clock) == {"cpu", "wall"}
     for sides in times.by_clock.values():
         assert set(sides) == names
@@ -248,7 +253,8 @@ def test_replace_is_timed_where_a_gpu_would_be(monkeypatch):
     trainer = Trainer(TINY)
     trainer.device = "cuda"
     times = turns.race(trainer, 1, 1, 5)
-    assert set(times.by_clock["cpu"]) == {"plain", "quiet", "measured", "attention", "replaced"}
+    names = {"plain", "quiet", "measured", "sampled", "attention", "replaced"}
+    assert set(times.by_clock["cpu"]) == names
 
 
 def test_events_of_a_gpu_become_milliseconds(monkeypatch):

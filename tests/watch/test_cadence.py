@@ -13,7 +13,9 @@ from scaledot.watch.cadence import (
     EARLY_SECONDS,
     EARLY_SHARE,
     EARLY_STEPS,
+    MISSED,
     RAREST,
+    WHOLE_STEPS,
     Cadence,
     Evaluations,
 )
@@ -29,13 +31,13 @@ class Clock:
 
 
 def run(cadence, clock, steps, step_time=0.1, cost=0.01, startup=1.0):
-    """Which steps were due; a sample costs `cost`, the first `startup`."""
+    """Which steps were due; a sample costs `cost`, the first two steps half of `startup` each."""
     due = []
     for step in range(steps):
         clock.now += step_time
         if cadence.due:
             due.append(step)
-            spent = cost if step else startup
+            spent = cost if step >= WHOLE_STEPS else startup / WHOLE_STEPS
             clock.now += spent
             cadence.spend(spent)
         cadence.close_step()
@@ -46,7 +48,7 @@ def test_budget_decides_the_cadence_when_the_early_allowance_is_spent():
     clock = Clock()
     cadence = Cadence(budget=0.01, clock=clock)
     due = run(cadence, clock, 3000)
-    assert due[:2] == [0, 1]
+    assert due[:3] == [0, 1, 2]
     late = [after - before for before, after in itertools.pairwise(due) if before > 1000]
     assert set(late) <= {20, 21}
     assert cadence.every == cadence.steady_every == 20
@@ -107,6 +109,16 @@ def test_share_stays_inside_the_budget_after_the_early_steps(budget, cost):
     due = [step for step in run(cadence, clock, 40_000, cost=cost, startup=cost)]
     # Half of the budget is left for what the watch cannot see of itself.
     assert len(due) * cost / (clock.now - before) <= 0.6 * budget
+
+
+def test_the_first_whole_readings_do_not_set_the_interval():
+    """They are read in full and build what is built once; later ones are samples, and cheap."""
+    clock = Clock()
+    cadence = Cadence(budget=0.01, clock=clock)
+    assert run(cadence, clock, 3, cost=1e-5, startup=2.0) == [0, 1, 2]
+    assert cadence.startup == pytest.approx(2.0)
+    assert cadence.every == 1
+    assert cadence.share < 0.001
 
 
 def test_cheap_samples_are_taken_every_step():
@@ -187,10 +199,10 @@ class Event:
 def test_time_on_the_device_is_charged_when_it_is_known():
     clock = Clock()
     cadence = Cadence(budget=0.01, clock=clock)
-    run(cadence, clock, 1)
+    run(cadence, clock, WHOLE_STEPS)
     began, ended = Event(0.0), Event(0.25)
     cadence.spend_on_device(began, ended)
-    run(cadence, clock, 1, cost=0.001, startup=0.001)
+    run(cadence, clock, 1, cost=0.001, startup=0.002)
     early = cadence.share
     ended.passed = True
     run(cadence, clock, 1, cost=0.0)
@@ -274,10 +286,10 @@ def test_ranks_that_share_a_cadence_look_at_the_same_steps():
         for cadence in cadences:
             if step - 4 in wishes and (agreed := max(wishes[step - 4])):
                 cadence.agree(agreed)
-    assert wishes[0] == [0, 0]  # the first sample pays for what is built once
-    assert wishes[1][0] == 1
+    assert wishes[0] == wishes[1] == [0, 0]  # the first steps pay for what is built once
+    assert wishes[2][0] == 1
     assert due[0] == due[1]
-    assert due[0][:2] == [0, 1]
+    assert due[0][:3] == [0, 1, 2]
     assert 10 < len(due[0]) < 30
 
 
@@ -285,7 +297,7 @@ def test_a_rank_that_is_left_alone_decides_for_itself_again():
     clock = Clock()
     cadence = Cadence(budget=0.01, clock=clock)
     cadence.shared = True
-    assert run(cadence, clock, 200, cost=1e-4) == [0, 1]  # nobody has said anything
+    assert run(cadence, clock, 200, cost=1e-4) == [0, 1, 2]  # nobody has said anything
     cadence.alone()
     assert run(cadence, clock, 5, cost=1e-4)
 
@@ -297,3 +309,50 @@ def test_an_interval_that_was_asked_for_is_kept_whatever_the_ranks_wish():
     cadence.agree(50)
     assert run(cadence, clock, 10) == [0, 3, 6, 9]
     assert cadence.wish == 0
+
+
+def test_a_step_that_is_not_due_runs_a_few_functions_of_the_watch():
+    """Steps may take half a millisecond, and each function costs a fraction of a microsecond."""
+    import sys
+
+    from torch import nn
+
+    linear = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(linear.parameters())
+
+    def step():
+        linear(torch.zeros(1, 2)).sum().backward()
+        optimizer.step()
+
+    called = []
+
+    def count(frame, event, _):
+        if event == "call" and "scaledot" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_qualname)
+
+    with Watch(every=10**6, store=[]):
+        for _ in range(300):
+            step()
+        sys.setprofile(count)
+        step()
+        sys.setprofile(None)
+    assert 0 < len([name for name in called if "test" not in name]) <= 36, called
+
+
+def test_what_is_not_timed_is_charged_by_what_due_steps_take_longer():
+    """Hooks, the writer's thread and cold caches are no part of what the watch times."""
+
+    def cost(untimed):
+        clock = Clock()
+        cadence = Cadence(budget=0.01, clock=clock)
+        for _ in range(3000):
+            clock.now += 0.01
+            if cadence.due:
+                clock.now += 0.002 + untimed
+                cadence.spend(0.002)
+            cadence.close_step()
+        return cadence.steady_share * cadence.steady_every * 0.01
+
+    assert cost(0.0) == pytest.approx(0.002, rel=0.01)
+    assert cost(0.0003) == pytest.approx(0.0023, rel=0.01)
+    assert cost(0.1) == pytest.approx(0.002 * (1 + MISSED), rel=0.05)

@@ -5,6 +5,7 @@ says how many digits behind the point the probabilities of a call have.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,24 +16,35 @@ from torch import Tensor
 TORCH_IS_RIGHT_TO = 64.0
 
 
-def row_norms(rows: Tensor) -> Tensor:
-    """Return |x| of each row [..., n, width] as [..., n].
+class Norms(NamedTuple):
+    """The norms of rows, and the largest of them: 0 where there is none."""
+
+    of_rows: Tensor
+    largest: float
+
+
+def row_norms(rows: Tensor) -> Norms:
+    """Return |x| of each row [..., n, width] as [..., n], and the largest.
 
     Rows whose squares underflow are summed in float64.
     """
     norms = torch.linalg.vector_norm(rows, dim=-1).contiguous()
-    if norms.numel() and norms.amax().item() < 1e-15:
+    if not norms.numel():
+        return Norms(norms, 0.0)
+    largest = norms.amax().item()
+    if largest < 1e-15:
         norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).to(rows.dtype)
-    return norms
+        largest = norms.amax().item()
+    return Norms(norms, largest)
 
 
-def bound_of_scores(query_norms: Tensor, key_norms: Tensor, factor: float | Tensor) -> float:
+def bound_of_scores(query: Norms, key: Norms, factor: float | Tensor) -> float:
     """Return what no |factor q . k| exceeds; NaN or inf where a row is not finite or overflows."""
-    if not (query_norms.numel() and key_norms.numel()):
+    if not (query.of_rows.numel() and key.of_rows.numel()):
         return 0.0
     if isinstance(factor, Tensor):
         factor = factor.abs().amax().item()
-    return query_norms.amax().item() * key_norms.amax().item() * abs(factor)
+    return query.largest * key.largest * abs(factor)
 
 
 def within(query: Tensor, key: Tensor, factor: float, limit: float) -> bool:

@@ -43,7 +43,7 @@ library = torch.library.Library("scaledot", "FRAGMENT")
 class Measured(NamedTuple):
     """What an engine's forward hands back besides the output it was given to fill."""
 
-    lse: Tensor  # [B, H, Q]
+    lse: Tensor  # [B, H, Q]; may be empty of scores alone, unless their rows are asked for
     floats: Tensor | None = None  # [F, B, H]; packed: [F, sequences, H]; perhaps of MADE_FIELDS
     counts: Tensor | None = None  # [C, B, H]
     rows: Tensor | None = None  # [5, B, H, Q]
@@ -140,7 +140,7 @@ def define(
         nothing = found.lse.new_empty(0)
         return (
             out,
-            found.lse,
+            found.lse if _has_lse(inputs, per_row) else nothing.clone(),
             nothing if found.floats is None else found.floats[: len(FLOAT_FIELDS)],
             nothing.to(torch.int64) if found.counts is None else found.counts,
             nothing.clone() if found.rows is None else found.rows,
@@ -281,6 +281,11 @@ def _compute_type(query: Tensor) -> torch.dtype:
     return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
+def _has_lse(inputs: Inputs, per_row: bool) -> bool:
+    """Tell whether the lse is made: not of scores alone, unless their rows are asked for."""
+    return inputs.value is not None or per_row
+
+
 def _new_output(inputs: Inputs) -> Tensor:
     """Laid out like the query where it has the query's width, as torch does."""
     query, value = inputs.query, inputs.value
@@ -305,7 +310,7 @@ def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
 
     return (
         _new_output(inputs),
-        new((batch, heads, queries)),
+        new((batch, heads, queries) if _has_lse(inputs, per_row) else (0,)),
         new((len(FLOAT_FIELDS), entries, heads) if wants_vitals else (0,)),
         new((len(COUNT_FIELDS), entries, heads) if wants_vitals else (0,), torch.int64),
         new((len(ROW_FIELDS), batch, heads, queries) if wants_vitals and per_row else (0,)),

@@ -27,6 +27,11 @@ class Account:
         self._listed = -1  # how many modules had names when the layers were listed
         self._looks = 0
 
+    def met(self, name: str) -> None:
+        """Note a call that is measured, if perhaps later."""
+        self._list_layers()
+        self._ledger.met(name)
+
     def saw(self, name: str) -> None:
         self._list_layers()
         self._ledger.saw(name)
@@ -69,6 +74,12 @@ class Account:
         if name is None:
             return
         self._list_layers()
+        if self._ledger.failed(name, reason):
+            log.warning("the watch cannot measure %s, which calls %s: %s", name, kind, reason)
+
+    def lost(self, name: str, kind: str, reason: str) -> None:
+        """Note that a call which was put off could not be measured."""
+        self._ledger.unsee(name)
         if self._ledger.failed(name, reason):
             log.warning("the watch cannot measure %s, which calls %s: %s", name, kind, reason)
 

@@ -8,8 +8,7 @@ held against the time of a step, sets a steady interval.
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ REMEMBERED = 9  # steps and samples whose median is believed; an evaluation in b
 # Of the budget: the rest is for what the watch cannot see of itself, such as the writer's thread,
 # caches that are cold after it, and the steps that are not due (`scaledot bench --watch`).
 AIM = 0.5
+LOOKED_AFTER = 16  # steps in which the interval is not computed anew, while none is due
+MISSED = 0.25  # of a sample, by which its cost may be more than what was timed
 RAREST = 10_000  # steps between two samples, however dear a sample is
 
 # The early readings. Their allowance is a share of the time of the first steps or some seconds,
@@ -30,13 +31,17 @@ EARLY_SECONDS = 0.75
 USUAL_BUDGET = 0.01
 
 
+# The first steps are read whole: they say what the model is like, and pay for what is built once.
+WHOLE_STEPS = 2
+
+
 class Cadence:
     """Decide which steps are due, so that the watch soon takes at most `budget` of the step time.
 
-    every: obeyed as it is, whatever it costs. None: the first two steps, then the early pace while
-    its allowance lasts, then as the budget allows. The first sample pays for what is loaded and
-    built once; it is shown as `startup` and not charged. What a call costs that is not due (one
-    comparison) is not counted.
+    every: obeyed as it is, whatever it costs. None: the first three steps, then the early pace
+    while its allowance lasts, then as the budget allows. The first two steps are read whole and pay
+    for what is loaded and built once; they are shown as `startup` and not charged. What a call
+    costs that is not due (one comparison) is not counted.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class Cadence:
         self.due = True  # now, in the step that is running
         self.shared = False  # all ranks of a job look at the same steps: `agree` says when
         self._agreed = False
-        self.startup = 0.0  # seconds that the first sample took
+        self.startup = 0.0  # seconds that the first steps took, which are read whole
         self._step_time: float | None = None
         self._spent = 0.0  # in this step
         self._charged = self._elapsed = 0.0  # since the first sample, early ones left out
@@ -71,9 +76,18 @@ class Cadence:
         self._early = False  # the running step is due for the early pace alone
         self._samples: deque[float] = deque(maxlen=REMEMBERED)
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
+        # What is left of steps without the time that was spent: of due ones, and of others.
+        self._left_of_due: deque[float] = deque(maxlen=REMEMBERED)
+        self._quiet: deque[float] = deque(maxlen=REMEMBERED)
+        self._missed = 0.0  # seconds of a sample that nobody has timed
         self._last_due = 0
         self._began: float | None = None
         self._marks: list[tuple[Any, Any]] = []  # pairs of CUDA events of the last sample
+
+    @property
+    def whole(self) -> bool:
+        """Whether the running step is read whole, and not a sample of its batch."""
+        return self.fixed or self.step < WHOLE_STEPS
 
     @property
     def share(self) -> float | None:
@@ -111,8 +125,8 @@ class Cadence:
         """Two recorded CUDA events around the work; they are read when the device has passed."""
         self._marks.append((began, ended))
 
-    def close_step(self) -> None:
-        """The step has ended; decides whether the next is due."""
+    def close_step(self) -> float:
+        """End the step, decide whether the next is due, and return when it began."""
         now = self.clock()
         if self._began is not None:
             self._step_time = now - self._began
@@ -123,10 +137,15 @@ class Cadence:
             self._last_due = self.step
         self.step += 1
         if not (self.fixed or self.shared):
-            self.every = self._interval(self._affordable())
-        elif not (self.fixed or self._agreed) and self.step > 1:
-            self.every = RAREST  # the ranks have measured once, and will hear from each other
+            # Medians take a few microseconds, which is much in a step that is not due.
+            since = self.step - self._last_due
+            often = self.step <= EARLY_STEPS // 4 or not self.step % LOOKED_AFTER
+            if often or self.due or since >= self.every:
+                self.every = self._interval(self._affordable())
+        elif not (self.fixed or self._agreed) and self.step > WHOLE_STEPS:
+            self.every = RAREST  # the ranks have measured a sample, and will hear from each other
         self._decide()
+        return now
 
     @property
     def wish(self) -> int:
@@ -150,6 +169,8 @@ class Cadence:
     def alone(self) -> None:
         """The other ranks are gone: this one decides for itself again."""
         self.shared = False
+        if not self.fixed:
+            self.every = self._interval(self._affordable())
 
     def _decide(self) -> None:
         """Set whether the running step is due, and on whose account."""
@@ -158,17 +179,35 @@ class Cadence:
         self._early = self.due and not self.fixed and since < self._affordable()
 
     def _account(self) -> None:
-        if self.step == 0:
-            self.startup = self._spent
+        if self.step < WHOLE_STEPS:
+            self.startup += self._spent
             self._marks.clear()
             return
         if self.due:
             self._samples.append(self._spent)
         assert self._step_time is not None
+        left = max(self._step_time - self._spent, 1e-9)
+        self._steps.append(left)
+        if self.due:
+            self._left_of_due.append(left)
+            self._missed = self._not_timed()
+            self._spent += self._missed
+            self._samples[-1] = self._spent
+        else:
+            self._quiet.append(left)
         self._elapsed += self._step_time
         self._charge(self._spent)
-        self._steps.append(max(self._step_time - self._spent, 1e-9))
         self._charge_device()
+
+    def _not_timed(self) -> float:
+        """Estimate what a sample costs beyond what was timed: hooks, the writer, cold caches.
+
+        Steps with a sample are held against those without; at most a share of the sample.
+        """
+        if len(self._left_of_due) < 3 or len(self._quiet) < 3:
+            return 0.0
+        more = median(self._left_of_due) - median(self._quiet)
+        return min(max(more, 0.0), MISSED * self._spent)
 
     def _charge_device(self) -> None:
         """The host's time hides behind the device's or the other way round: the larger counts."""
@@ -216,6 +255,12 @@ class Cadence:
             f"watch cost {self.steady_share:.2%} of step time in the long run ({chosen}), "
             f"{self.share:.2%} of the run so far, {rule}"
         )
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; that of the standard library takes five times as long."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _whole_steps(every: float) -> int:

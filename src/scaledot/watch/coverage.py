@@ -79,6 +79,14 @@ class Ledger:
         self._failed.pop(name, None)
         self._seen[name] = None
 
+    def met(self, name: str) -> None:
+        """It counts as seen unless measuring it has failed before."""
+        if name not in self._failed:
+            self._seen[name] = None
+
+    def unsee(self, name: str) -> None:
+        self._seen.pop(name, None)
+
     def failed(self, name: str, reason: str) -> bool:
         """True the first time."""
         if name in self._seen:

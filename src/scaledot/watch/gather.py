@@ -1,6 +1,7 @@
 """A step's vitals, from many calls to one reading a layer; a device's are read some steps later."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,16 +41,52 @@ class Numbers(NamedTuple):
         return Numbers(*(part[:, None] for part in merged))
 
 
+class _Stacked(NamedTuple):
+    """Calls of one shape, measured as one."""
+
+    keys: Sequence[Key]
+    numbers: Numbers  # [fields, calls * batch, heads]
+    heads: int
+
+    def sent(self, step: int) -> "Waiting":
+        """Lay the heads of all calls side by side. They are different layers', and on the host."""
+        calls = len(self.keys)
+        parts = (
+            part.unflatten(1, (calls, -1)).transpose(1, 2).flatten(2, 3) for part in self.numbers
+        )
+        heads = dict.fromkeys(self.keys, self.heads)
+        return Waiting(step, time.time(), heads, *Numbers(*parts).over_batch(), None)
+
+
 class Gathering:
     """Calls of the step that is running: batches, micro-batches, layers that run twice."""
 
     def __init__(self) -> None:
         self._calls: dict[Key, list[Numbers]] = {}
+        self._order: dict[Key, None] = {}  # in which calls were made, some of them put off
+        self._stacks: list[_Stacked] = []
         # On which calls were measured, by device and by torch's number for it.
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._calls)
+        return bool(self._calls or self._stacks)
+
+    def expect(self, key: Key) -> None:
+        """Remember the place of a call that is measured later."""
+        self._order[key] = None
+
+    def add_stack(self, keys: Sequence[Key], numbers: Numbers, heads: int) -> None:
+        """Take calls of one shape, one after the other: [fields, calls * batch, heads]."""
+        self._stacks.append(_Stacked(keys, numbers, heads))
+        if len(self._stacks) > 1:  # of a long step, or layers of several shapes
+            self._take_apart()
+
+    def _take_apart(self) -> None:
+        stacks, self._stacks = self._stacks, []
+        for keys, (floats, counts), heads in stacks:
+            parts = zip(floats.chunk(len(keys), 1), counts.chunk(len(keys), 1), strict=True)
+            for key, part in zip(keys, parts, strict=True):
+                self.add(key.layer, key.phase, Numbers(*part), heads)
 
     def add(self, layer: str, phase: Phase, numbers: Numbers, heads: int) -> None:
         """numbers of any shape whose last dimension counts heads (or batch times heads)."""
@@ -63,6 +100,7 @@ class Gathering:
         if floats.is_cuda:
             self._note_stream(floats.device)
         key = Key(layer, phase)
+        self._order[key] = None
         calls = self._calls.setdefault(key, [])
         calls.append(numbers)
         if len(calls) >= MERGE_AT:
@@ -72,7 +110,15 @@ class Gathering:
 
     def close(self, step: int) -> "list[Waiting]":
         """Everything gathered, on its way to the host; the next step begins empty."""
-        calls, self._calls = self._calls, {}
+        if self._stacks:
+            (stack,) = self._stacks
+            if not self._calls and len(set(stack.keys)) == len(stack.keys):
+                self._stacks, self._order = [], {}
+                return [stack.sent(step)]
+            self._take_apart()
+        order, self._order = self._order, {}
+        calls = {key: self._calls[key] for key in order if key in self._calls}
+        self._calls = {}
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             _join(stream, calls)

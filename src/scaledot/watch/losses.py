@@ -23,7 +23,7 @@ from scaledot.watch.probes.by_hand import note_graph
 from scaledot.watch.probes.frames import invisible
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.reading import LOSS
-from scaledot.watch.undisturbed import undisturbed
+from scaledot.watch.undisturbed import any_mode, undisturbed
 
 
 class _Passes(threading.local):
@@ -62,6 +62,10 @@ class Losses:
     def add(self, value: Tensor, adds: bool = False) -> None:
         self._values.append(Part(value.detach(), _divisor(value), adds))
 
+    @property
+    def has_values(self) -> bool:
+        return bool(self._values)
+
     def pass_by(self, step: int) -> Late | None:
         """The step is not looked at. Its loss is kept as the last one; the first of a run that is
         no number is handed on all the same, where a look at it does not wait for a device."""
@@ -69,9 +73,9 @@ class Losses:
         if not values:
             return None
         self._passed = step, values
-        if self._broken or not all(part.value.is_cpu for part in values):
+        if self._broken or not all([part.value.is_cpu for part in values]):
             return None
-        self._broken = not all(math.isfinite(part.value.item()) for part in values)
+        self._broken = not all([math.isfinite(part.value.item()) for part in values])
         if not self._broken:
             return None
         self._passed = None
@@ -140,8 +144,10 @@ def _by_accelerate() -> bool:
 
 
 def _is_number(value: Tensor) -> bool:
-    with torch._C.DisableTorchFunction():  # a mode of the user's would be asked
-        return value.numel() == 1 and value.is_floating_point()
+    if torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction():  # a mode of the user's would be asked
+            return value.numel() == 1 and value.is_floating_point()
+    return value.numel() == 1 and value.is_floating_point()
 
 
 def _made() -> list[Attribute]:
@@ -155,6 +161,11 @@ def _made() -> list[Attribute]:
 
 
 def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def note(one: Tensor, adds: bool) -> None:
+        for listener in _listeners:
+            listener.add(one, adds)
+        note_graph(one)
+
     @invisible
     def told(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         passes.backward += 1
@@ -162,11 +173,12 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
         if _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled
         elif type(one) is Tensor and _is_number(one):
-            adds = _by_accelerate()
-            with undisturbed():
-                for listener in _listeners:
-                    listener.add(one, adds)
-                note_graph(one)
+            adds = "accelerate" in sys.modules and _by_accelerate()
+            if any_mode():
+                with undisturbed():
+                    note(one, adds)
+            else:
+                note(one, adds)
         return backward(tensors, *args, **kwargs)
 
     return told

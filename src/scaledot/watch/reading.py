@@ -31,6 +31,11 @@ LEARNING_RATE = "learning_rate"
 STEP_TIME = "step_time"  # seconds from one optimizer step to the next
 WATCH_COST = "watch_cost"  # share of the time so far that went into the watch
 SERIES = (LOSS, LEARNING_RATE, STEP_TIME, WATCH_COST)
+# Of a step whose readings are of a part of the batch: rows of a head, of all layers together. A
+# step without them was read whole.
+ROWS_READ = "rows_read"
+ROWS_THERE = "rows_there"
+SAMPLE = "sample"  # attribute of a segment: both of the last such step, as read and there
 # Attributes of a segment: of how many backward calls a loss is the mean, and which remedies were
 # at work, as `remedies.Installed.note` tells.
 LOSS_CALLS = "loss_calls"

@@ -6,11 +6,11 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from scaledot.watch.layers import Layer, Layers
 from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
 from scaledot.watch.probes import hub
+from scaledot.watch.probes.scores import Scores, Source, all_finite
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.ranks import Mode, shares
 from scaledot.watch.ranks.files import RankStore, file_of, rank_here
@@ -37,6 +38,8 @@ from scaledot.watch.ranks.parcel import Parcel
 from scaledot.watch.reading import Phase, Reading, RunAttributes, Scalar
 from scaledot.watch.receivers import Deliver, by_rank_0, close_all, delivery_to, is_path
 from scaledot.watch.redact import redact
+from scaledot.watch.sample import entries_of
+from scaledot.watch.stacks import WHOLE, Call, Stacks
 from scaledot.watch.steps import StepEnds, learning_rate
 from scaledot.watch.undisturbed import any_mode, undisturbed
 
@@ -122,6 +125,9 @@ class Watch:
         self._firsts: dict[str, int] = {}  # of layers whose heads are shared out: which is ours
         self._account = Account(self._names, replace)
         self._gathering = Gathering()
+        self._stacks = Stacks(self)
+        self._rows_read = self._rows_there = 0  # in the running step, as `Rows` has them
+        self._sample = Rows(0, 0)  # of the last step that was read in part
         self._heads: dict[str, int] = {}
         self._waiting: list[Waiting] = []
         self._scalars: list[Scalar] = []
@@ -256,10 +262,13 @@ class Watch:
         if seen.counts or seen.over_ranks:
             if seen.measured and not any_mode():  # nothing is computed that could be disturbed
                 self._add(found, seen)
-            else:
+            elif seen.query.is_cuda:
                 with self._timed_on_device(seen), undisturbed():
-                    self._add(found, seen)
-        self._account.saw(found.name or found.layer)
+                    self._measure(found, seen)
+            else:
+                with undisturbed():
+                    self._measure(found, seen)
+        self._account.met(found.name or found.layer)
         spent = self.cadence.clock() - began
         self.cadence.spend(spent)
         if found.phase == "eval":
@@ -278,27 +287,79 @@ class Watch:
         """
         return self._job.together and (phase == "train" or self.cadence.fixed)
 
+    def _measure(self, found: Layer, seen: Seen) -> None:
+        if not self._take_part(found, seen):
+            self._add(found, seen)
+
     def _add(self, found: Layer, seen: Seen) -> None:
         numbers = Numbers(*seen.measure().packed())
         heads = _number_of_heads(numbers, found.module if seen.module is None else seen.module)
+        layer = self._place(found, seen, heads)
+        if layer is not None:
+            self._gathering.add(layer, found.phase, numbers, heads)
+        self._account.saw(found.name or found.layer)
+
+    def _take_part(self, found: Layer, seen: Seen) -> bool:
+        """Take the call as a part of its batch, or together with those that are alike.
+
+        False: it is measured whole, and at once.
+        """
+        source = None if seen.measured else seen.source()
+        sizes = None if source is None else source.sizes
+        if source is None or sizes is None:
+            return False
+        batch, heads, rows = sizes
+        layer = self._place(found, seen, heads)
+        if layer is None:
+            return False
+        entries = WHOLE if self.cadence.whole else entries_of(self.cadence.step, batch, rows)
+        self._rows_there += rows * batch
+        self._rows_read += rows * (batch if entries == WHOLE else entries.stop - entries.start)
+        call = Call(Key(layer, found.phase), found.name or found.layer, seen.kind, heads)
+        self._gathering.expect(call.key)
+        # An evaluation has no end at which its calls could be measured together.
+        waits = found.phase == "train"
+        if waits and isinstance(source, Scores) and self._stacks.hold(source, entries, call):
+            return True
+        if entries != WHOLE and not _all_numbers(source):
+            entries = WHOLE  # a broken call is read whole
+        scores = source.part(entries)
+        if not (waits and self._stacks.hold(scores, WHOLE, call)):
+            self.take_stack([call], Numbers(*scores.vitals().packed()))
+        return True
+
+    def take_stack(self, calls: Sequence[Call], numbers: Numbers) -> None:
+        first, *more = calls
+        if more:
+            self._gathering.add_stack([call.key for call in calls], numbers, first.heads)
+        else:
+            self._gathering.add(*first.key, numbers, first.heads)
+        for call in calls:
+            self._account.saw(call.name)
+
+    def lose(self, call: Call, error: Exception) -> None:
+        self._account.lost(call.name, call.kind, f"{type(error).__name__}: {error}")
+
+    def _place(self, found: Layer, seen: Seen, heads: int) -> str | None:
+        """Return what the reading is called; None: another rank counts its rows."""
         if seen.first is not None:
             share = shares.Share(seen.first, seen.counts)
         else:
             share = shares.share_of(found.running, heads) if found.running else shares.WHOLE
         if not share.counts:
-            return
+            return None
         layer = found.layer
         self._firsts[layer] = share.first
         if self._heads.setdefault(layer, heads) != heads:
             layer = f"{layer} ({heads} heads)"
-        self._gathering.add(layer, found.phase, numbers, heads)
         if self._judge is not None and not self._steps_looked_at and seen.scale is not None:
             self._judge.scales[layer] = Scale(float(seen.scale), seen.query.shape[-1])
+        return layer
 
     @contextmanager
     def _timed_on_device(self, seen: Seen) -> Iterator[None]:
         """The work of `measure`; what the call itself has measured is not to be told from it."""
-        if seen.measured or not seen.query.is_cuda:
+        if seen.measured:
             yield
             return
         stream = torch.cuda.current_stream(seen.query.device)
@@ -311,23 +372,54 @@ class Watch:
     def _step_ended(self, optimizer: Optimizer | None) -> None:
         """Never raises: it runs inside the user's optimizer.step()."""
         try:
+            if self._passes_by():
+                return
             with hub.quiet(), self._turn:
                 with undisturbed():
                     self._close(optimizer)
                 self._deliver()
-                self._beat()
+                self._beat(self.cadence.clock())
         except Exception:
             log.exception("the watch could not close step %d; training goes on", self.cadence.step)
 
-    def _beat(self) -> None:
+    def _passes_by(self) -> bool:
+        """End a step of which nothing was seen; False: there is more to do than count it.
+
+        Most steps are such, and a step may be short: each microsecond counts.
+        """
+        cadence, losses = self.cadence, self._losses
+        if cadence.due or self._gathering or self._waiting or self._coming or self._scalars:
+            return False
+        with self._turn:
+            self._job.join()
+            if not self._job.alone:
+                return False
+            if losses is not None and losses.has_values:
+                with undisturbed() if any_mode() else nullcontext():
+                    broken = losses.pass_by(cadence.step)
+                if broken is not None:
+                    self._coming.append(broken)
+            began = cadence.close_step()
+            if cadence.due:
+                self._account.looking = self._steps_looked_at < NOTED
+            if self._coming:
+                with hub.quiet():
+                    self._deliver()
+            now = cadence.clock()
+            self._beat(now)
+        cadence.spend(now - began)
+        return True
+
+    def _beat(self, now: float) -> None:
         """Tell the store that steps go on, for whoever asks before the next reading is due."""
-        now = self.cadence.clock()
         if now - self._last_beat >= BEAT:
             self._last_beat = now
             self._note(reading.ALIVE, self.cadence.step)
 
     def _close(self, optimizer: Optimizer | None) -> None:
         began = self.cadence.clock()
+        with undisturbed():
+            self._stacks.measure()
         due, anything = self.cadence.due, bool(self._gathering)
         step = self.cadence.step
         if not self._removed:
@@ -339,14 +431,14 @@ class Watch:
             self._waiting += self._gathering.close(step)
         self.cadence.spend(self.cadence.clock() - began)
         if self._removed:
-            self._scalars += self._last_numbers(step - 1)
+            self._scalars += self._last_numbers(step - 1) + self._rows_of(step)
             self._coming += self._last_loss()
             self._send(step, due)
             return
         self.cadence.close_step()
         if due and (anything or self._job.together):
             self._last_measured = step
-            self._scalars += self._numbers_of(step, optimizer)
+            self._scalars += self._numbers_of(step, optimizer) + self._rows_of(step)
             self._coming += self._loss_of(step)
         elif due and self._last_measured < 0 and not self._job.together:
             self._coming += self._loss_of(step)  # no attention so far: the loss is watched alone
@@ -381,6 +473,15 @@ class Watch:
             reading.WATCH_COST: self.cadence.share,
         }
         return [Scalar(step, name, value) for name, value in numbers.items() if value is not None]
+
+    def _rows_of(self, step: int) -> list[Scalar]:
+        """What a sample was taken of; nothing where all was read."""
+        read, there = self._rows_read, self._rows_there
+        self._rows_read = self._rows_there = 0
+        if read == there:
+            return []
+        self._sample = Rows(read, there)
+        return [Scalar(step, reading.ROWS_READ, read), Scalar(step, reading.ROWS_THERE, there)]
 
     def _last_numbers(self, step: int) -> list[Scalar]:
         """What the watch cost in the end, where the last step was not one that is measured."""
@@ -526,8 +627,10 @@ class Watch:
     def _note_coverage(self) -> None:
         if hasattr(self._store, "note"):
             self._note("coverage", self.coverage_in_words())
-            self._note("cadence", str(self.cadence))
+            self._note("cadence", f"{self.cadence}{self._sample.words()}")
             self._note_steady()
+            if self._sample.there:
+                self._note(reading.SAMPLE, self._sample._asdict())
             self._note_remedies()
             if self._judge is not None and self._judge.scales:
                 known = list(self._judge.scales.items())[:MOST_SCALES]
@@ -571,6 +674,24 @@ def _command() -> list[str]:
     before = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]
     start = ["-m", before[-1]] if before[-2:-1] == ["-m"] else [script]
     return list(redact([*start, *arguments]))
+
+
+class Rows(NamedTuple):
+    """Rows of a head, of all layers of a step: that were read, and that there were."""
+
+    read: int
+    there: int
+
+    def words(self) -> str:
+        if not self.there:
+            return ""
+        return f"; readings are samples of the batch: {self.read:,} of {self.there:,} rows"
+
+
+def _all_numbers(source: Source) -> bool:
+    """Tell whether the whole batch is finite. A device is not asked: it would be waited for."""
+    query, key = source.query, source.key
+    return not (query.is_cpu and key.is_cpu) or (all_finite(query) and all_finite(key))
 
 
 def _number_of_heads(numbers: Numbers, module: nn.Module | None) -> int:

@@ -90,7 +90,7 @@ def test_one_collective_a_reading_once_the_layers_are_known():
         assert {bundle.collectives for bundle in bundles} == {bundles[0].collectives}
         found.append((bundles[0].collectives, bundles[0].bytes))
     assert [collectives for collectives, _ in found] == [3, 1, 1, 1]
-    numbers = 4 * 8 + 2 * (8 + 8) + 5 * (13 * 4 + 6 * 8)
+    numbers = 6 * 8 + 2 * (8 + 8) + 5 * (13 * 4 + 6 * 8)
     assert found[-1][1] == 3 * (SIZE + numbers)
 
 

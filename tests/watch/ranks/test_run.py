@@ -56,7 +56,7 @@ def _assert_one_store_and_one_voice(done, name):
     assert len(ours) == 2, done.stderr
     assert ours[0].startswith(f"scaledot: vitals go to {name}")
     assert (
-        "2 of 2 attention layers watched; 2 ranks, 1 collective of 1,456 bytes a reading; all "
+        "2 of 2 attention layers watched; 2 ranks, 1 collective of 1,488 bytes a reading; all "
         "12 steps were read; " in ours[1]
     )
     run = RunReader(name)
@@ -73,7 +73,7 @@ def test_scaledot_run_starts_torchrun(capsys, monkeypatch):
     _assert_one_store_and_one_voice(done, "run.vitals")
     assert cli.main(["top", "--once", "run.vitals"]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # a long line is wrapped
-    assert "2 ranks, 1 collective of 1,456 bytes a reading" in printed
+    assert "2 ranks, 1 collective of 1,488 bytes a reading" in printed
     assert cli.main(["report", "run.vitals"]) == 0
     assert "2 ranks" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from scaledot.backends import operators
 from scaledot.backends.cpu import native, ops
+from scaledot.backends.cpu.masks import with_bool_mask
 from scaledot.measure import Result
 from scaledot.problem import Problem
 
@@ -18,6 +19,7 @@ def refuses(problem: Problem) -> str | None:
 
 def how(problem: Problem) -> str:
     """Which of its two engines serves a call of finite numbers."""
+    problem = with_bool_mask(problem, problem.settings)
     reason = native.refuses(problem, problem.settings)
     if reason is None:
         return "one compiled pass"

@@ -20,6 +20,7 @@ from torch import Tensor
 from scaledot.backends.cpu import native
 from scaledot.backends.cpu.dropout import Dropout
 from scaledot.backends.cpu.logits import Plan, Tile
+from scaledot.backends.cpu.masks import with_bool_mask
 from scaledot.backends.cpu.moments import TileMoments, gram_moments
 from scaledot.backends.cpu.reach import Reach
 from scaledot.backends.cpu.rows import RowSums, finite_pivot, stack_rows
@@ -30,7 +31,7 @@ from scaledot.problem import Settings
 
 
 class Forward(NamedTuple):
-    lse: Tensor  # [B, H, Q]
+    lse: Tensor  # [B, H, Q]; empty where only scores are measured, and not row by row
     floats: Tensor | None = None  # [F, B, H]
     counts: Tensor | None = None  # [C, B, H]
     rows: Tensor | None = None  # [5, B, H, Q]
@@ -40,6 +41,7 @@ def forward(
     inputs: Inputs, settings: Settings, out: Tensor | None, wants_vitals: bool, per_row: bool
 ) -> Forward:
     """Fills `out` (None: scores only) and measures what is asked for."""
+    inputs = with_bool_mask(inputs, settings)
     plan = Plan(inputs, settings)
     reach = Reach(plan)
     output = None if out is None else Output(plan, out)
@@ -66,12 +68,14 @@ def _compiled(
 ) -> Forward:
     """The same in one compiled pass, which keeps its own pivot."""
     reach.pivot_free = False
-    rows = RowSums(plan, reach, wants_vitals, apart=False)
+    rows = RowSums(plan, reach, wants_vitals, apart=False, all_written=True)
     sums = rows.sums.flatten(2, 3)
     found = native.run(plan, out, sums, reach.query_norms, reach.key_norms)
     if not wants_vitals:
         return Forward(rows.lse())
     stacked = None
+    if out is None and not per_row:
+        return Forward(sums.new_empty(0), found.floats, found.counts)
     if per_row:
         seen = plan.all_counts() if plan.mask is None else found.seen
         stacked = stack_rows(rows.measured(seen, *found.moments))

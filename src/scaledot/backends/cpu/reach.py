@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.cpu.logits import Plan
-from scaledot.backends.logit_bound import bound_of_scores, row_norms
+from scaledot.backends.logit_bound import Norms, bound_of_scores, row_norms
 from scaledot.measure import root_mean_square
 
 # e^(2 * 30) times 2^40 keys, and e^(-2 * 30), are far inside float32: up to here the exponentials
@@ -21,9 +21,11 @@ class Reach:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.query_norms = row_norms(plan.inputs.query.to(plan.dtype))  # [B, H, Q]
-        self.key_norms = row_norms(plan.inputs.key.to(plan.dtype))  # [B, G, K]
-        self.bound = bound = self._bound()  # NaN or inf where q or k is not finite or overflows
+        query = row_norms(plan.inputs.query.to(plan.dtype))
+        key = row_norms(plan.inputs.key.to(plan.dtype))
+        self.query_norms, self.key_norms = query.of_rows, key.of_rows  # [B, H, Q], [B, G, K]
+        # NaN or inf where q or k is not finite or overflows
+        self.bound = bound = self._bound(query, key)
         self.pivot_free = bound <= SAFE_LOGIT and not plan.biased  # a cap only shrinks
         # What hides a pair from the softmax: finite where no logit comes near it, because then
         # e^a * a is 0 for a hidden pair, not NaN.
@@ -34,13 +36,13 @@ class Reach:
         single = plan.dtype == torch.float32
         self.gram = dot and single and plan.mask is None and math.isfinite(bound)
 
-    def _bound(self) -> float:
+    def _bound(self, query: Norms, key: Norms) -> float:
         plan, weight = self.plan, self.plan.inputs.weight
         if weight is None:
-            return bound_of_scores(self.query_norms, self.key_norms, plan.factor)
+            return bound_of_scores(query, key, plan.factor)
         if not (self.query_norms.numel() and self.key_norms.numel()):
             return 0.0
-        if not math.isfinite(bound_of_scores(self.query_norms, self.key_norms, 1.0)):
+        if not math.isfinite(bound_of_scores(query, key, 1.0)):
             return math.inf
         factor = plan.factor.abs().amax().item() if isinstance(plan.factor, Tensor) else plan.factor
         largest = weight.to(plan.dtype).abs().sum(-1).amax().item()  # no |w . tanh| exceeds |w|_1

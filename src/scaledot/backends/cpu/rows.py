@@ -14,16 +14,28 @@ ROW_MAX, ROW_SUM, WEIGHTED, SQUARES, FIRST, MAX_LOGIT = range(6)
 
 
 class RowSums:
-    """Tensors [B, G, repeats, Q]; rows that no block visits see no key and keep their start."""
+    """Tensors [B, G, repeats, Q]; rows that no block visits see no key and keep their start.
 
-    def __init__(self, plan: Plan, reach: Reach, wants_vitals: bool, apart: bool) -> None:
+    all_written: every row will be written, and needs no start.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        reach: Reach,
+        wants_vitals: bool,
+        apart: bool,
+        all_written: bool = False,
+    ) -> None:
         self.plan, self.reach, self.wants_vitals = plan, reach, wants_vitals
         self.apart = wants_vitals and apart  # the largest logit is kept apart from the row_max
         fields = (MAX_LOGIT + 1 if self.apart else FIRST + 1) if wants_vitals else ROW_SUM + 1
         shape = (fields, plan.batch, plan.groups, plan.repeats, plan.queries)
-        self.sums = torch.zeros(shape, dtype=plan.dtype)
-        self.sums[ROW_MAX] = -math.inf
-        self.sums[FIRST:] = -math.inf
+        self.sums = torch.empty(shape, dtype=plan.dtype)
+        if not all_written:
+            self.sums.zero_()
+            self.sums[ROW_MAX] = -math.inf
+            self.sums[FIRST:] = -math.inf
 
     def write(self, block: Block, fields: list[Tensor | None]) -> None:
         """The block's sums in the order of the constants above; None: nothing seen, as at first."""

@@ -90,12 +90,13 @@ def slabs(
     settings: Settings, batch: int, queries: int, keys: int, key_lengths: Tensor | None
 ) -> list[Slab]:
     """Neighbours in the batch with the same number of keys go together."""
-    lengths = [keys] * batch
-    if key_lengths is not None:
-        lengths = key_lengths.tolist()
-        wrong = [length for length in lengths if not 0 <= length <= keys]
-        if wrong:
-            raise ArgumentError(f"key_lengths holds {wrong[0]}, outside [0, {keys}], the key count")
+    if key_lengths is None:
+        diagonal = _diagonal(settings, (0, queries), (0, keys))
+        return [Slab(0, batch, 0, queries, diagonal)] if batch else []
+    lengths = key_lengths.tolist()
+    wrong = [length for length in lengths if not 0 <= length <= keys]
+    if wrong:
+        raise ArgumentError(f"key_lengths holds {wrong[0]}, outside [0, {keys}], the key count")
     result: list[Slab] = []
     for entry, length in enumerate(lengths):
         diagonal = _diagonal(settings, (0, queries), (0, length))

@@ -3,15 +3,16 @@
 gate (does the watch change the training, does it see every layer?) -> turns (steps of all sides,
 in turn) -> interval (how far luck reaches) -> rows (CSV, table).
 
-**Default cadence.** The watch looks at one step in N. What it adds, as a share of a step without
-it, is
+**Default cadence.** The watch looks at one step in N, at a sample of its batch. What it adds, as a
+share of a step without it, is
 
-    (quiet - plain) / plain + (measured - plain) / (N * plain)
+    (quiet - plain) / plain + (sampled - plain) / (N * plain)
 
 with N as the watch chooses it. Timed directly, the few measured steps would drown in the noise of
 the many quiet ones. What a quiet step costs on a CPU is a matter of the host alone (a comparison a
 call, a hook a step; no tensor is touched), so it is timed on a model of the same layers whose
-tensors are tiny: there a microsecond is seen. On a GPU it is timed on the model itself.
+tensors are tiny: there a microsecond is seen. The same is reported as a share of a step of 1 ms.
+On a GPU it is timed on the model itself.
 
 **Every step.** On a CPU: what looking at a step adds, held against *attention's own share*, the
 time that the model's own attention takes in that step, forward and backward, all layers. The bar of
@@ -43,6 +44,8 @@ DEFAULT_MEANS = "what the watch adds at the cadence it chooses, of a step"
 EVERY_MEANS = "what looking at a step adds, of the time its attention takes, forward and backward"
 ADDED_MEANS = "what looking at a step adds, of a step"
 REPLACED_MEANS = "what every step adds with replace=True, of a step"
+SAMPLE_MEANS = "what looking at a step adds at the default cadence, of a step"
+SHORT_MEANS = "what a step of 1 ms adds that the watch does not look at, of a step"
 QUIET_MEANS = "what a step adds that the watch does not look at, of a step"
 
 Sides = dict[str, float]
@@ -124,7 +127,7 @@ def _of_clock(times: Times, plan: Plan, clock: str, judged: bool) -> Iterator[Fi
         )
 
     def default(s: Sides) -> float:
-        return _quiet(s) + (s["measured"] - s["plain"]) / (times.cadence * s["plain"])
+        return _quiet(s) + (s["sampled"] - s["plain"]) / (times.cadence * s["plain"])
 
     yield finding("default cadence", default, DEFAULT_MEANS, DEFAULT_CADENCE)
     if plan.device == "cuda":
@@ -137,13 +140,20 @@ def _of_clock(times: Times, plan: Plan, clock: str, judged: bool) -> Iterator[Fi
         EVERY_STEP if plan.device == "cpu" else None,
     )
     yield finding("every step, of the step", _share_of_step("measured"), ADDED_MEANS)
+    yield finding("a sample, of the step", _share_of_step("sampled"), SAMPLE_MEANS)
     yield finding("quiet step", _share_of_step("quiet"), QUIET_MEANS)
+    if "small_quiet" in sides:
+        yield finding("quiet step of 1 ms", _quiet_ms, SHORT_MEANS)
 
 
 def _quiet(s: Sides) -> float:
     if "small_quiet" in s:
-        return (s["small_quiet"] - s["small_plain"]) / s["plain"]
+        return _quiet_ms(s) / s["plain"]
     return (s["quiet"] - s["plain"]) / s["plain"]
+
+
+def _quiet_ms(s: Sides) -> float:
+    return s["small_quiet"] - s["small_plain"]
 
 
 def _share_of_step(side: str) -> Callable[[Sides], float]:

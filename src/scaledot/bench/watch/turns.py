@@ -19,6 +19,7 @@ from scaledot.bench import clock
 from scaledot.bench.watch.laps import Laps, laps
 from scaledot.bench.watch.model import Trainer
 from scaledot.watch import Watch
+from scaledot.watch.cadence import WHOLE_STEPS
 
 LOOKS = 20  # after which the interval of the long run is known
 NEVER = 10**6  # steps from one look to the next, where all but the first shall be quiet
@@ -42,7 +43,8 @@ def race(
 ) -> Times:
     """steps: of a side, twice in each round. longest: steps within which N is counted.
 
-    Sides: plain; quiet (the watch is there and does not look); measured (it looks at every head);
+    Sides: plain; quiet (the watch is there and does not look); measured (it looks at every head of
+    the whole batch); sampled (of a part of it, as it does where no interval was asked for);
     on a GPU replaced (attention and vitals in one pass); attention (of all layers, alone). On a CPU
     also the host's part of plain and quiet, of a shrunken model.
     """
@@ -54,6 +56,7 @@ def race(
             "plain": lambda: _timed(trainer.step, steps, device),
             "quiet": lambda: _watched(trainer, steps, store, every=NEVER),
             "measured": lambda: _watched(trainer, steps, store, every=1),
+            "sampled": lambda: _sampled(trainer, steps, store),
             "attention": lambda: _timed(trainer.attend, steps, device),
         }
         if device == "cuda":
@@ -106,6 +109,19 @@ def _timed(call: Callable[[], object], calls: int, device: str) -> Laps:
 def _watched(trainer: Trainer, steps: int, store: Path, every: int, replace: bool = False) -> Laps:
     with Watch(trainer.model, every=every, store=store, replace=replace):
         return _timed(trainer.step, steps, trainer.device)
+
+
+def _sampled(trainer: Trainer, steps: int, store: Path) -> Laps:
+    """Time steps each of which the watch looks at as it looks at one in N."""
+    with Watch(trainer.model, store=store) as watch:
+
+        def step() -> object:
+            watch.cadence.due = True
+            return trainer.step()
+
+        for _ in range(WHOLE_STEPS):
+            step()
+        return _timed(step, steps, trainer.device)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from scaledot.measure import Vitals
 from scaledot.nn.measured import exporting
 from scaledot.watch.probes import hub
+from scaledot.watch.probes.scores import Source, nothing
 from scaledot.watch.probes.seen import Seen, why_not
 
 BUFFER = torch.zeros(1, device="cpu")  # never read
@@ -158,6 +159,7 @@ def offer(
     query: Tensor,
     measure: Callable[[], Vitals],
     kind: str,
+    source: Callable[[], Source | None] = nothing,
     scale: float | None = None,
 ) -> None:
     """Called while the graph runs, by an operator that stands at a site."""
@@ -169,6 +171,5 @@ def offer(
         hub.cannot_see(kind, reason, module)
         return
     training = site.with_grad and (module is None or module.training)
-    hub.offer(
-        Seen(query, measure, kind, module, training, compiled=True, site=site.lines, scale=scale)
-    )
+    more = {"compiled": True, "site": site.lines, "source": source, "scale": scale}
+    hub.offer(Seen(query, measure, kind, module, training, **more))

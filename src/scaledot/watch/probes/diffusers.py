@@ -16,6 +16,7 @@ from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
 from scaledot.watch.probes.patch import Item
 from scaledot.watch.probes.replacing import KEPT, replaced
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
 
 MODULE = "diffusers.models.attention_dispatch"
@@ -57,7 +58,11 @@ def _probe(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         if reason := why_not(query) or reason:
             hub.cannot_see(kind, reason)
         else:
-            hub.offer(Seen(query, lambda: functional.vitals(**_arguments(name, given)), kind))
+
+            def scores() -> Scores:
+                return Scores(**_arguments(name, given))
+
+            hub.offer(Seen(query, lambda: scores().vitals(), kind, source=scores))
         return out
 
     attention.__doc__ = original.__doc__

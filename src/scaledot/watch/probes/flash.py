@@ -13,6 +13,7 @@ from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
 
 MODULES = ("flash_attn.flash_attn_interface", "flash_attn_interface")  # the second is version 3
@@ -81,7 +82,8 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         if reason := why_not(query) or reason:
             hub.cannot_see(kind, reason)
         else:
-            hub.offer(Seen(query, lambda: _call(given, vitals_only=True), kind))
+            measure = partial(_call, given, vitals_only=True)
+            hub.offer(Seen(query, measure, kind, source=partial(_scores, given)))
         return out
 
     attention.__doc__ = original.__doc__
@@ -152,6 +154,15 @@ def _rules(given: dict[str, Any]) -> dict[str, Any]:
 def _lengths(given: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
     lengths = given.get("cu_seqlens_q", given.get("cu_seqlens"))
     return None if lengths is None else (lengths, given.get("cu_seqlens_k", lengths))
+
+
+def _scores(given: dict[str, Any]) -> Scores | None:
+    """Of which a part of the batch can be measured; None: its sequences are packed."""
+    query, key, _ = _tensors(given)
+    assert key is not None
+    if _lengths(given) is not None:
+        return None
+    return Scores(query.transpose(1, 2), key.transpose(1, 2), **_rules(given))
 
 
 def _call(given: dict[str, Any], vitals_only: bool = False) -> Any:

@@ -18,6 +18,7 @@ from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
 from scaledot.watch.probes.patch import Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
 
 MODULE = "torch.nn.attention.flex_attention"
@@ -64,8 +65,11 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
             hub.cannot_see(KIND, reason)
         else:
             rest = _rest(given)
-            measure = functional.vitals
-            hub.offer(Seen(given["query"], lambda: measure(*_query_key(given), **rest()), KIND))
+
+            def scores() -> Scores:
+                return Scores(*_query_key(given), **rest())
+
+            hub.offer(Seen(given["query"], lambda: scores().vitals(), KIND, source=scores))
         return out
 
     flex_attention.__doc__ = original.__doc__

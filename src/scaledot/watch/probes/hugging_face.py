@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from scaledot.watch.probes import compiled, frames, hub, hugging_face_compiled
 from scaledot.watch.probes.flex import dense_mask, why_not_dense
-from scaledot.watch.probes.hugging_face_call import call_of
+from scaledot.watch.probes.hugging_face_call import Call, call_of
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.probes.replacing import KEPT, replaced
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
 
 MODULE = "transformers.modeling_utils"
@@ -61,10 +62,15 @@ def _probe(attend: Attend, name: str, trials: "Trials") -> Attend:
     ) -> Any:
         reason = _why_not_read(name, attention_mask, args)
 
-        def call(value: Tensor | None, dropout: float = 0.0) -> Any:
+        def given() -> Call:
             mask = _tensor_of(attention_mask, query, key)
-            given = call_of(_is_flash(name), module, query, key, mask, **kwargs)
-            return given.computed(value, dropout)
+            return call_of(_is_flash(name), module, query, key, mask, **kwargs)
+
+        def call(value: Tensor | None, dropout: float = 0.0) -> Any:
+            return given().computed(value, dropout)
+
+        def scores() -> Scores | None:
+            return given().scores()
 
         if hub.replacing():
             applied = _is_flash(name) or module.training
@@ -84,7 +90,7 @@ def _probe(attend: Attend, name: str, trials: "Trials") -> Attend:
         if reason := why_not(query) or reason:
             hub.cannot_see(kind, reason, module)
         else:
-            hub.offer(Seen(query, lambda: call(None), kind, module))
+            hub.offer(Seen(query, lambda: call(None), kind, module, source=scores))
         return out
 
     return attention

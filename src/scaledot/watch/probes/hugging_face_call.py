@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scaledot import functional
+from scaledot.watch.probes.scores import Scores
 
 
 class Call(NamedTuple):
@@ -39,6 +40,12 @@ class Call(NamedTuple):
             self.query, self.key, value, dropout_p=dropout, **shared
         )
         return out.transpose(1, 2).contiguous(), vitals
+
+    def scores(self) -> Scores | None:
+        """Of which a part of the batch can be measured; None: its sequences are packed."""
+        if self.flash and self.cu_seqlens_q is not None and self.cu_seqlens_k is not None:
+            return None
+        return Scores(self.query, self.key, **(self._flash() if self.flash else self._eager()))
 
     def _shared(self) -> dict[str, Any]:
         return {

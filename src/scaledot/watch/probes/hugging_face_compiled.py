@@ -74,7 +74,7 @@ def _observe(
         is_causal,
         flash,
     )
-    compiled.offer(site, query, call.computed, kind)
+    compiled.offer(site, query, call.computed, kind, call.scores)
 
 
 @_observe.register_fake

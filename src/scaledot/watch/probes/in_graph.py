@@ -18,6 +18,7 @@ from scaledot.functional import Scale, Window
 from scaledot.measure import Vitals
 from scaledot.watch.probes import compiled
 from scaledot.watch.probes.compiled import BUFFER, TAGS
+from scaledot.watch.probes.scores import Scores, Source, nothing
 
 
 def look(
@@ -120,6 +121,7 @@ def _observe(
         "num_heads": num_heads,
     }
     measure: Callable[[], Vitals]
+    source: Callable[[], Source | None] = nothing
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         packed = cu_seqlens_q, cu_seqlens_k
 
@@ -128,16 +130,19 @@ def _observe(
 
     else:
         shared |= {"attn_mask": attn_mask, "key_lengths": key_lengths}
+        if weight is None:
+            scores = Scores(query, key, **shared)
+            measure, source = scores.vitals, scores.itself
+        else:
 
-        def measure() -> Vitals:
-            if weight is None:
-                return functional.vitals(query, key, **shared)
-            # Additive scores have no function without values; any values will do.
-            return functional.additive_attention_with_vitals(query, key, key, weight, **shared)[1]
+            def measure() -> Vitals:
+                # Additive scores have no function without values; any values will do.
+                found = functional.additive_attention_with_vitals(query, key, key, weight, **shared)
+                return found[1]
 
     plain_scale = per_head is None and weight is None and not rule
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    compiled.offer(site, query, measure, kind, factor if plain_scale else None)
+    compiled.offer(site, query, measure, kind, source, factor if plain_scale else None)
 
 
 @torch.library.custom_op("scaledot::watch_vitals", mutates_args=("buffer",), tags=TAGS)

@@ -17,7 +17,7 @@ from torch.overrides import has_torch_function
 
 from scaledot.watch.probes import compiled, frames, hub, multihead_compiled, place
 from scaledot.watch.probes.patch import Attribute, KnownToScript, Swap, stands_for
-from scaledot.watch.probes.projection import Heads, project, split
+from scaledot.watch.probes.projection import Heads, Inputs, split
 from scaledot.watch.probes.seen import Seen, why_not
 
 IN_GRAPH = "nn.MultiheadAttention"
@@ -73,7 +73,8 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
         if reason := why_not(query):
             hub.cannot_see(IN_PYTHON, reason)
         else:
-            hub.offer(Seen(query, lambda: project(**given).vitals(), IN_PYTHON))
+            inputs = Inputs(given)
+            hub.offer(Seen(query, inputs.vitals, IN_PYTHON, source=inputs.itself))
         return out
 
     return stands_for(original, multi_head_attention_forward)

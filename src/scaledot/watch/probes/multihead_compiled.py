@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scaledot.watch.probes import compiled
-from scaledot.watch.probes.projection import project
+from scaledot.watch.probes.projection import Inputs
 
 KIND = "nn.MultiheadAttention"
 
@@ -93,7 +93,8 @@ def _observe(
         "k_proj_weight": k_proj_weight,
         "static_k": static_k,
     }
-    compiled.offer(site, query, lambda: project(**heads).vitals(), KIND)
+    inputs = Inputs(heads)
+    compiled.offer(site, query, inputs.vitals, KIND, inputs.itself)
 
 
 @_observe.register_fake

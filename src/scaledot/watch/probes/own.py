@@ -18,6 +18,7 @@ from scaledot.problem import Problem
 from scaledot.watch.probes import compiled, hub, in_graph
 from scaledot.watch.probes.patch import Attribute, Swap
 from scaledot.watch.probes.replacing import KEPT, replaced
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
 
 MEASURING = "scaledot's attention with vitals"
@@ -100,7 +101,10 @@ def _beside(
             measured = measure(**given)
             return measured if isinstance(measured, Vitals) else measured[1]
 
-        _offer(given["query"], vitals, kind)
+        def scores() -> Scores | None:
+            return Scores(**given) if measure is functional.vitals else None
+
+        _offer(given["query"], vitals, kind, source=scores)
         return out
 
     attention.__doc__ = attend.__doc__
@@ -109,11 +113,11 @@ def _beside(
     return attention
 
 
-def _offer(query: Tensor, measure: Callable[[], Vitals], kind: str, measured: bool = False) -> None:
+def _offer(query: Tensor, measure: Callable[[], Vitals], kind: str, **more: Any) -> None:
     if reason := why_not(query):
         hub.cannot_see(kind, reason)
     else:
-        hub.offer(Seen(query, measure, kind, measured=measured))
+        hub.offer(Seen(query, measure, kind, **more))
 
 
 # The functions' own arguments, traced; Dynamo knows no inspect.signature. ------------------------

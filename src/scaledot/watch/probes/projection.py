@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scaledot import functional
 from scaledot.measure import Vitals
+from scaledot.watch.probes.scores import Scores, Sizes
 
 
 class Heads(NamedTuple):
@@ -17,8 +17,48 @@ class Heads(NamedTuple):
     key: Tensor
     mask: Tensor | None
 
+    def scores(self) -> Scores:
+        return Scores(self.query, self.key, self.mask)
+
     def vitals(self) -> Vitals:
-        return functional.vitals(self.query, self.key, self.mask)
+        return self.scores().vitals()
+
+
+class Inputs:
+    """A module's inputs, of which a part is projected, or all.
+
+    given: the arguments of torch's multi_head_attention_forward by name; `project` takes what it
+    needs of them. Tensors are [tokens, batch, width].
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self.query, self.key = given["query"], given["key"]
+        self.sizes: Sizes | None = None
+        if self.query.dim() == 3 and self.query.shape[1] and given.get("static_k") is None:
+            rows, batch, _ = self.query.shape
+            self.sizes = Sizes(batch, given["num_heads"], rows)
+
+    def itself(self) -> "Inputs":
+        return self
+
+    def vitals(self) -> Vitals:
+        return project(**self.given).vitals()
+
+    def part(self, entries: slice) -> Scores:
+        """Some entries of the batch."""
+        if entries == slice(None):
+            return project(**self.given).scores()
+        padding, mask = self.given["key_padding_mask"], self.given["attn_mask"]
+        if mask is not None and mask.dim() == 3:  # [batch * heads, Q, K]
+            mask = mask.unflatten(0, (self.query.shape[1], -1))[entries].flatten(0, 1)
+        some: dict[str, Any] = {
+            "query": self.query[:, entries],
+            "key": self.key[:, entries],
+            "key_padding_mask": None if padding is None else padding[entries],
+            "attn_mask": mask,
+        }
+        return project(**{**self.given, **some}).scores()
 
 
 def project(

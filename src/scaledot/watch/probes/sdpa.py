@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from scaledot import functional
-from scaledot.measure import Vitals
 from scaledot.watch.probes import compiled, frames, hub, in_graph, sharded
 from scaledot.watch.probes.patch import KnownToScript, Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
 
 KIND = "scaled_dot_product_attention"
@@ -158,8 +158,6 @@ def _look(
         hub.cannot_see(KIND, reason)
         return
 
-    def measure() -> Vitals:
-        return functional.vitals(query, key, attn_mask, is_causal, scale, enable_gqa)
-
+    scores = Scores(query, key, attn_mask, is_causal, scale, enable_gqa)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    hub.offer(Seen(query, measure, KIND, scale=factor))
+    hub.offer(Seen(query, scores.vitals, KIND, scale=factor, source=scores.itself))

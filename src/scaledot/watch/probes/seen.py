@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scaledot.measure import Vitals
+from scaledot.watch.probes.scores import Source, nothing
 
 
 class Seen(NamedTuple):
@@ -24,6 +25,8 @@ class Seen(NamedTuple):
     over_ranks: bool = False  # measuring it talks to other ranks: all of them must do it
     scale: float | None = None  # of the call, where its query is [..., tokens, d_k]
     measured: bool = False  # the call itself has made the vitals: there is no work left to time
+    # Gives that of which a part of the batch can be measured; called as `measure` is.
+    source: Callable[[], Source | None] = nothing
 
 
 def why_not(query: Any) -> str:

@@ -11,7 +11,15 @@ from scaledot.measure import Vitals
 from scaledot.watch.ranks.exchange import Bundle
 from scaledot.watch.ranks.parcel import NUMBERS, Contents
 from scaledot.watch.ranks.told import Part, Placing
-from scaledot.watch.reading import LEARNING_RATE, LOSS, Phase, Reading, Scalar
+from scaledot.watch.reading import (
+    LEARNING_RATE,
+    LOSS,
+    ROWS_READ,
+    ROWS_THERE,
+    Phase,
+    Reading,
+    Scalar,
+)
 
 AT_ONCE = 64  # ranks whose numbers are merged in one go
 
@@ -50,13 +58,16 @@ def readings_of(bundle: Bundle, placing: Placing) -> list[Reading]:
 
 
 def scalars_of(bundle: Bundle) -> list[Scalar]:
-    """The mean loss, the first rank's learning rate, the longest step, the dearest watch."""
+    """The mean loss, the first rank's learning rate, the longest step, the dearest watch.
+
+    Rows are added up: of ranks that hold other heads of the same rows, too.
+    """
+    rules = {LOSS: np.mean, LEARNING_RATE: lambda known: known[0], ROWS_READ: sum, ROWS_THERE: sum}
     found = []
     for name in NUMBERS:
         values = [part.scalars[name] for part in bundle.parts if name in part.scalars]
         if values:
-            one = {LOSS: np.mean, LEARNING_RATE: lambda known: known[0]}.get(name, max)(values)
-            found.append(Scalar(bundle.step, name, float(one)))
+            found.append(Scalar(bundle.step, name, float(rules.get(name, max)(values))))
     return found
 
 

@@ -12,13 +12,23 @@ from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.gather import Waiting
 from scaledot.watch.late import Late
 from scaledot.watch.ranks.layout import Layout, Slot
-from scaledot.watch.reading import LEARNING_RATE, LOSS, STEP_TIME, WATCH_COST, Reading, Scalar
+from scaledot.watch.reading import (
+    LEARNING_RATE,
+    LOSS,
+    ROWS_READ,
+    ROWS_THERE,
+    STEP_TIME,
+    WATCH_COST,
+    Reading,
+    Scalar,
+)
 
-MAGIC = b"sdw1"
+MAGIC = b"sdw2"
 # magic, scalars that are there (a bit each), is it the last, step, wish, lengths, mark; padded.
 _HEADER = struct.Struct("<4sBBxxqqQQ8s16x")
 SIZE = _HEADER.size
-NUMBERS = (LOSS, LEARNING_RATE, STEP_TIME, WATCH_COST)  # the scalars of a step that travel
+# The scalars of a step that travel.
+NUMBERS = (LOSS, LEARNING_RATE, STEP_TIME, WATCH_COST, ROWS_READ, ROWS_THERE)
 
 
 class Header(NamedTuple):

@@ -1,7 +1,7 @@
 """What a remedy in a run takes from the watch: maxima, inputs, and the ends of steps."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaledot.fields import FLOAT_FIELDS
-from scaledot.watch.gather import Gathering, Numbers, Waiting
+from scaledot.watch.gather import Gathering, Key, Numbers, Waiting
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.reading import Phase
@@ -44,6 +44,10 @@ class Overheard(Gathering):
             largest = numbers.floats[MAX_LOGIT].detach().reshape(-1, heads).amax(0)
             known = self._of_step.get(layer)
             self._of_step[layer] = largest if known is None else torch.maximum(known, largest)
+
+    def add_stack(self, keys: Sequence[Key], numbers: Numbers, heads: int) -> None:
+        super().add_stack(keys, numbers, heads)
+        self._take_apart()  # each of them is listened to
 
     def close(self, step: int) -> list[Waiting]:
         if self._watch.cadence.due:

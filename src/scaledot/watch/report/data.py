@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from scaledot.watch import reading
 from scaledot.watch.alarms.alarm import as_json
 from scaledot.watch.report.facts import Facts
 from scaledot.watch.report.figure import POINTS, thinned
@@ -73,6 +74,7 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
                 "dropped": facts.dropped,
                 "cut_off": facts.cut_off,
                 "replaced": facts.replaced,
+                "sample": facts.attributes.more.get(reading.SAMPLE),
             },
             "cost": {
                 "share_of_step_time": facts.cost,

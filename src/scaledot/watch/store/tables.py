@@ -257,6 +257,13 @@ def _is_disk(value: Any) -> bool:
     )
 
 
+def _is_sample(value: Any) -> bool:
+    """Whether it says how many rows of a step were read, and how many there were."""
+    return isinstance(value, dict) and all(
+        type(value.get(name)) is int and 0 <= value[name] < LATEST for name in ("read", "there")
+    )
+
+
 def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= LATEST_TIME
 
@@ -271,4 +278,5 @@ KNOWN = {
     reading.LOSS_CALLS: lambda value: type(value) is int and 0 < value < LATEST,
     reading.REMEDIES: _is_remedies,
     reading.DISK: _is_disk,
+    reading.SAMPLE: _is_sample,
 }

@@ -113,6 +113,7 @@ def refuses(call: Inputs | Problem, settings: Settings) -> str | None:
 class Measured(NamedTuple):
     """What the kernel found besides the output; zeros where no statistics were asked for."""
 
+    # The kernel writes all of them: every row and every entry lies in a slab.
     moments: Tensor  # [2, B, H, Q] float64: mean and squared deviations of each row's logits
     seen: Tensor  # [B, H, Q]: visible keys of each row, where there is a mask
     floats: Tensor  # [F, entries, H]
@@ -137,10 +138,10 @@ def run(
     entries = len(plan.slabs) if plan.packed else plan.batch
     statistics = sums.shape[0] > 2
     found = Measured(
-        torch.zeros(2 if statistics else 0, *shape, dtype=torch.float64),
-        torch.zeros(shape if plan.mask is not None else (0,), dtype=torch.int64),
-        torch.zeros(len(FLOAT_FIELDS), entries, plan.heads, dtype=torch.float32),
-        torch.zeros(len(COUNT_FIELDS), entries, plan.heads, dtype=torch.int64),
+        torch.empty(2 if statistics else 0, *shape, dtype=torch.float64),
+        torch.empty(shape if plan.mask is not None else (0,), dtype=torch.int64),
+        torch.empty(len(FLOAT_FIELDS), entries, plan.heads, dtype=torch.float32),
+        torch.empty(len(COUNT_FIELDS), entries, plan.heads, dtype=torch.int64),
     )
     query = plan.inputs.query.float()
     if query.stride(-1) != 1:

@@ -355,8 +355,11 @@ static void attend(void* data) {
       for (int64_t i = 0; i < count; ++i) {
         float* row = scores + i * KEYS;
         const int64_t from = clamp(c.low(begin + i) - key, 0, tile), to = clamp(c.high(begin + i) - key, 0, tile);
+        // The rest of the row is hidden: e^(s-m) would be 0, which only the values would have to see.
+        const int64_t ends = to / LANES * LANES + (to % LANES || !to ? LANES : 0);
+        const int64_t reach = values || !c.statistics ? tile : ends;
         for (int64_t j = 0; j < from; ++j) row[j] = LOWEST;
-        for (int64_t j = to < from ? from : to; j < tile; ++j) row[j] = LOWEST;
+        for (int64_t j = to < from ? from : to; j < reach; ++j) row[j] = LOWEST;
         int64_t visible = to > from ? to - from : 0;
         if (c.mask) {
           const uint8_t* mask = c.mask + batch * c.mask_batch + head * c.mask_head + (begin + i) * c.mask_row;
@@ -367,11 +370,12 @@ static void attend(void* data) {
             }
           seen[i] += visible;
         }
-        if (c.first >= key && c.first < key + tile) at_first[i] = row[c.first - key];
-        const bool hides = visible < tile;
+        if (c.first >= key && c.first < key + tile)
+          at_first[i] = c.first < key + reach ? row[c.first - key] : LOWEST;
+        const bool hides = visible < reach;
         float highest, mean;
-        hides ? survey<true>(row, tile, visible, &highest, &mean)
-              : survey<false>(row, tile, visible, &highest, &mean);
+        hides ? survey<true>(row, reach, visible, &highest, &mean)
+              : survey<false>(row, reach, visible, &highest, &mean);
         const float before = top[i] <= LOWEST ? 0.0f : top[i];
         if (highest > top[i]) {
           const float shrink = top[i] <= LOWEST ? 0.0f : exponential(top[i] - highest);
@@ -383,7 +387,8 @@ static void attend(void* data) {
         }
         const float pivot = top[i] <= LOWEST ? 0.0f : top[i];
         if (c.statistics) {
-          const Sums found = hides ? measure<true>(row, tile, pivot, mean) : measure<false>(row, tile, pivot, mean);
+          const Sums found = hides ? measure<true>(row, reach, pivot, mean)
+                                    : measure<false>(row, reach, pivot, mean);
           sum[i] += found.total;
           weighted[i] += found.product;
           squares[i] += found.square;

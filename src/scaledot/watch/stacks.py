@@ -1,0 +1,170 @@
+"""Measure calls of one shape together, when the step ends.
+
+A call of `scaledot.vitals` takes longer to begin than the heads of a small model take to compute.
+So small calls on a CPU are kept, as copies, since a model may change its tensors in place, and the
+calls of all layers that look alike are stacked along the batch and measured as one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from scaledot import functional
+from scaledot.watch.gather import Key, Numbers
+from scaledot.watch.probes.scores import Scores, all_finite
+
+# Bytes of queries and keys: larger calls gain nothing, and take longer to copy than to begin.
+# A call of which a part is measured is copied whole only where that is next to nothing.
+LARGEST_CALL = 2**18
+LARGEST_WHOLE = 2**16
+MOST_HELD = 2**21  # of calls of one shape; then they are measured before the step ends
+LARGEST_MASK = 2**20
+WHOLE = slice(None)
+
+
+class Call(NamedTuple):
+    """Whose call it is."""
+
+    key: Key
+    name: str  # of the layer in the coverage
+    kind: str  # the function that was called
+    heads: int
+
+
+class Taker(Protocol):
+    """Who is given what was measured."""
+
+    def take_stack(self, calls: Sequence[Call], numbers: Numbers) -> None:
+        """numbers: [fields, calls * batch, heads]."""
+        ...
+
+    def lose(self, call: Call, error: Exception) -> None: ...
+
+
+class _Stack:
+    """Calls that differ in nothing but their numbers."""
+
+    def __init__(self, like: Scores, entries: slice) -> None:
+        self.like, self.entries = like, entries
+        self.queries: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.calls: list[Call] = []
+        self.bytes = 0
+
+    def measure(self, taker: Taker) -> None:
+        """Hand on the calls' numbers, or what went wrong with one."""
+        if torch.is_autocast_enabled("cpu"):  # the calls were made in types of their own
+            with torch.autocast("cpu", enabled=False):
+                self.measure(taker)
+            return
+        try:
+            query, key = torch.cat(self.queries), torch.cat(self.keys)
+            alone = self._broken(query, key)
+            if not any(alone):
+                taker.take_stack(self.calls, self._together(query, key))
+                return
+        except Exception:
+            alone = [True] * len(self.calls)
+        for place, call in enumerate(self.calls):
+            try:
+                taker.take_stack([call], self._one(place, WHOLE if alone[place] else self.entries))
+            except Exception as error:
+                taker.lose(call, error)
+
+    def _broken(self, query: Tensor, key: Tensor) -> list[bool]:
+        """Tell which calls of a sample hold NaN or infinity anywhere: they are measured whole."""
+        if self.entries == WHOLE or (all_finite(query) and all_finite(key)):
+            return [False] * len(self.calls)
+        pairs = zip(self.queries, self.keys, strict=True)
+        return [not (all_finite(query) and all_finite(key)) for query, key in pairs]
+
+    def _together(self, query: Tensor, key: Tensor) -> Numbers:
+        calls, mask = len(self.calls), self.like.attn_mask
+        query, key = self._entries_of(query), self._entries_of(key)
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask[self.entries]
+            mask = mask.repeat(calls, 1, 1, 1) if calls > 1 else mask
+        stacked = self.like._replace(query=query, key=key, attn_mask=mask)
+        return Numbers(*stacked.vitals().packed())
+
+    def _entries_of(self, stacked: Tensor) -> Tensor:
+        """[calls * batch, ...] to [calls * entries, ...]: a view where it is one entry of each."""
+        if self.entries == WHOLE:
+            return stacked
+        return stacked.unflatten(0, (len(self.calls), -1))[:, self.entries].flatten(0, 1)
+
+    def _one(self, place: int, entries: slice) -> Numbers:
+        one = self.like._replace(query=self.queries[place], key=self.keys[place])
+        return Numbers(*one.part(entries).vitals().packed())
+
+
+class _Mask(NamedTuple):
+    given: Tensor  # kept, so that no other takes its place in memory
+    copy: Tensor
+
+
+class Stacks:
+    """The calls of the step that is running."""
+
+    def __init__(self, taker: Taker) -> None:
+        self._taker = taker
+        self._stacks: dict[Any, _Stack] = {}
+        self._masks: dict[Any, _Mask] = {}
+
+    def hold(self, scores: Scores, entries: slice, call: Call) -> bool:
+        """Keep a call for later, of which some entries will be measured; False: measure it now."""
+        query, key, mask = scores.query, scores.key, scores.attn_mask
+        size = (query.numel() + key.numel()) * query.element_size()
+        if not (
+            size <= (LARGEST_CALL if entries == WHOLE else LARGEST_WHOLE)
+            and query.is_cpu
+            and key.is_cpu
+            and type(key) in (Tensor, Parameter)
+            and query.dtype is key.dtype
+            and scores.sinks is None
+            and scores.key_lengths is None
+            and not isinstance(scores.scale, Tensor)
+        ):
+            return False
+        if mask is not None:
+            size_of_mask = mask.numel() * mask.element_size()
+            if type(mask) is not Tensor or mask.is_inference() or size_of_mask > LARGEST_MASK:
+                return False
+            mask = self._kept(mask)
+            scores = scores._replace(attn_mask=mask)
+        if torch.is_autocast_enabled("cpu"):  # the step's end is outside of the model's autocast
+            query, key = functional.autocast(query, key)
+        like = (query.shape, key.shape, query.dtype, id(mask), entries.start, *scores[3:])
+        stack = self._stacks.get(like)
+        if stack is None:
+            stack = self._stacks[like] = _Stack(scores, entries)
+        stack.queries.append(query.clone())
+        stack.keys.append(key.clone())
+        stack.calls.append(call)
+        stack.bytes += size
+        if stack.bytes >= MOST_HELD:
+            del self._stacks[like]
+            stack.measure(self._taker)
+        return True
+
+    def measure(self) -> None:
+        """Measure all that is held; the next step begins empty."""
+        if self._stacks:
+            stacks, self._stacks = self._stacks, {}
+            for stack in stacks.values():
+                stack.measure(self._taker)
+        self._masks.clear()
+
+    def _kept(self, mask: Tensor) -> Tensor:
+        """Copy a mask of at most four dimensions, once for all layers that are given it.
+
+        It is the same if it lies in the same place and was not written to since.
+        """
+        same = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version)
+        known = self._masks.get(same)
+        if known is None:
+            known = self._masks[same] = _Mask(mask, mask[(None,) * (4 - mask.dim())].clone())
+        return known.copy
