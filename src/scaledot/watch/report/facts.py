@@ -257,6 +257,17 @@ def _evidence_of(
     return evidence.least(evidence.Read(steps).until(first, last) for steps in layers)
 
 
+def sample_in(facts: Facts) -> str:
+    """Say how much of its batch a reading looks at, where that is not all of it."""
+    sample = facts.attributes.more.get(reading.SAMPLE)
+    if not isinstance(sample, dict):
+        return ""
+    read, there = _number(sample.get("read")), _number(sample.get("there"))
+    if read is None or there is None or not 0 < read < there:
+        return ""
+    return f"readings are samples of the batch: {read:,.0f} of {there:,.0f} rows"
+
+
 def _number(value: Any) -> float | None:
     """What a file holds may be anything."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

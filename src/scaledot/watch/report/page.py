@@ -8,7 +8,7 @@ import numpy as np
 import scaledot
 from scaledot.watch.alarms.alarm import Alarm
 from scaledot.watch.report import figure, heat, words
-from scaledot.watch.report.facts import Facts, edge
+from scaledot.watch.report.facts import Facts, edge, sample_in
 from scaledot.watch.report.figure import Line, Mark
 from scaledot.watch.report.heads import Head
 from scaledot.watch.report.history import History
@@ -379,7 +379,8 @@ def watched(facts: Facts, verdict: Verdict) -> Markup:
 
 def _watch(facts: Facts) -> list[str]:
     read = str(facts.evidence) if facts.evidence.steps else ""
-    return [line for line in (facts.coverage, read, cost_of(facts) or facts.cadence) if line]
+    lines = (facts.coverage, read, sample_in(facts), cost_of(facts) or facts.cadence)
+    return [line for line in lines if line]
 
 
 def cost_of(facts: Facts) -> str:

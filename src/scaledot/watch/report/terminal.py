@@ -9,7 +9,7 @@ from rich.text import Text
 from scaledot.printable import one_line, typed
 from scaledot.terminal import Console
 from scaledot.watch.report.compare import CHANCE, Row
-from scaledot.watch.report.facts import Facts
+from scaledot.watch.report.facts import Facts, sample_in
 from scaledot.watch.report.judged import grouped
 from scaledot.watch.report.page import GRADES, SIGNS, cost_of
 from scaledot.watch.report.verdict import Verdict
@@ -112,6 +112,7 @@ def _watch(facts: Facts) -> str:
     parts = [
         facts.coverage,
         f"{facts.evidence}, {count(facts.heads, 'head')} each" if facts.evidence.steps else "",
+        sample_in(facts),
         cost_of(facts),
     ]
     return "; ".join(filter(None, parts))
