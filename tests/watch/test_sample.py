@@ -205,7 +205,7 @@ def test_a_sample_is_called_one_in_the_store_the_report_and_its_json(tmp_path, c
     words = "readings are samples of the batch: 32 of 128 rows"
     assert words in run.attributes.more["cadence"]
     main(["report", str(path), "--html", str(tmp_path / "page.html")])
-    assert words in (tmp_path / "page.html").read_text()
+    assert words.capitalize() in (tmp_path / "page.html").read_text()
     assert words in " ".join(capsys.readouterr().out.split())
     main(["report", str(path), "--json"])
     assert json.loads(capsys.readouterr().out)["coverage"]["sample"] == {"read": 32, "there": 128}
