@@ -247,6 +247,6 @@ def memory(work: Work) -> Bytes:
 def reading_bytes(layers: int, heads: int) -> int:
     """What a rank gives to one reading of the watch (scaledot/watch/ranks/parcel.py).
 
-    A header of 64 bytes, 32 for the scalars, 16 a layer; of each head 13 float32 and 6 counts.
+    A header of 64 bytes, 48 for the scalars, 16 a layer; of each head 13 float32 and 6 counts.
     """
-    return 64 + 32 + layers * (16 + heads * (13 * 4 + 6 * 8))
+    return 64 + 48 + layers * (16 + heads * (13 * 4 + 6 * 8))
