@@ -201,9 +201,10 @@ def pair_gradients(
         p = tl.where(seen, p, 0.0)
     used, grad_p = kept_pairs(p, grad_p, i, j, call, place)
     grad_a = p * (grad_p - softmax.delta)
-    if EDGE:
-        grad_a = tl.where(seen, grad_a, 0.0)  # 0 * NaN of what is hidden
     grad_s = grad_a
     if call.softcap is not None:
         grad_s = grad_a * slope
+    if EDGE:  # 0 * NaN of what is hidden
+        grad_a = tl.where(seen, grad_a, 0.0)
+        grad_s = tl.where(seen, grad_s, 0.0)
     return used, grad_a, grad_s
