@@ -21,7 +21,7 @@ from scaledot.backends.cuda.additive.softmax import renew_kernel
 from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS, compute_type, constants
 from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.softmax import row_softmax
-from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
+from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to, sums_to_zero
 from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.replay import Once
 from scaledot.backends.cuda.visible import blocks_of
@@ -102,6 +102,7 @@ def backward(
         "blocks": blocks,
         "splits": splits,
         "cut": by_rows,
+        "CENTRED": sums_to_zero(inputs, settings),
     }
     launch(rows_kernel, splits * batch * heads * blocks, query, arguments, **options)
     grad_query = (row_units.sum(0)[:, :, :width] * slope).mT.to(query.dtype)
