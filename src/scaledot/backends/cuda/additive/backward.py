@@ -102,7 +102,7 @@ def backward(
         "blocks": blocks,
         "splits": splits,
         "cut": by_rows,
-        "CENTRED": sums_to_zero(inputs, settings),
+        **constants(CENTRED=sums_to_zero(inputs, settings)),
     }
     launch(rows_kernel, splits * batch * heads * blocks, query, arguments, **options)
     grad_query = (row_units.sum(0)[:, :, :width] * slope).mT.to(query.dtype)

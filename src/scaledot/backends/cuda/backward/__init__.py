@@ -142,7 +142,7 @@ def backward(
         row_scales_ptr=row_scales,
         blocks=blocks,
         cut=by_rows,
-        CENTRED=whole and sums_to_zero(inputs, settings),
+        **constants(CENTRED=whole and sums_to_zero(inputs, settings)),
         **common,
     )
 
