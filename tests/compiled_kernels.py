@@ -3,8 +3,8 @@
     python compiled_kernels.py ARCHITECTURE "Case(...)" ["Case(...)" ...]
 
 A process of its own: an assertion in Triton's compiler ends it. It prints a JSON object with facts
-of each kernel by its name: the widths along the keys (kWidth) of its products, and the most bytes
-of shared memory that a program takes.
+of each kernel by its name: the widths along the keys (kWidth) of its products, the most bytes of
+shared memory that a program takes, and how many of its exponentials have an argument rounded twice.
 """
 
 import json
@@ -58,9 +58,10 @@ def compile_only(architecture: int) -> dict[str, dict[str, Any]]:
         compiled = run(self, *arguments, grid=grid, warmup=True, **options)
         name = self.fn.__qualname__
         widths = re.findall(r"tt\.dot .*kWidth = (\d+)", compiled.asm["ttgir"])
-        facts = found.setdefault(name, {"widths": [], "shared": 0})
+        facts = found.setdefault(name, {"widths": [], "shared": 0, "rounded_twice": 0})
         facts["widths"] = sorted({*facts["widths"], *map(int, widths)})
         facts["shared"] = max(facts["shared"], compiled.metadata.shared)
+        facts["rounded_twice"] += rounded_twice(compiled.asm["ptx"])
         return Compiled()
 
     driver.set_active(Driver(architecture))
@@ -68,6 +69,14 @@ def compile_only(architecture: int) -> dict[str, dict[str, Any]]:
     torch.cuda.current_device = lambda: None  # the device of CPU tensors, so that no GPU is asked
     backend.interprets = lambda: True  # CPU tensors are served
     return found
+
+
+def rounded_twice(ptx: str) -> int:
+    """Count 2^(x - m) whose x was chosen before: x is a rounded product then, no multiply-add."""
+    made = dict(re.findall(r"(?:sub|selp)[.\w]* \t?(%\w+), (%\w+),", ptx))
+    chosen = set(re.findall(r"selp[.\w]* \t?(%\w+),", ptx))
+    arguments = re.findall(r"ex2[.\w]* \t?%\w+, (%\w+);", ptx)
+    return sum(made.get(argument) in chosen for argument in arguments)
 
 
 def compile_call(case: Case) -> None:

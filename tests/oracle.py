@@ -55,7 +55,8 @@ def attend(
     noise=(eps, generator, far) moves every sum, there and in the gradient, at random and as far as
     a sum rounded to eps in some order may be off; and a row's weights in the gradient by eps of its
     lse, up to `far`, as where they are made again as e^(logit - lse). With a fourth of True each
-    weight is moved by itself, as where the logit is rounded in another order, too.
+    weight is moved by itself, as where the logit is rounded in another order, too. With products
+    and noise what is rounded to the type of fewer digits is off by as much at random.
     """
     scene = _scene(query, key, attn_mask, is_causal, scale, enable_gqa, compute=compute, **keywords)
     value = value.to(compute)
@@ -98,6 +99,9 @@ class _Rounding:
     def of_factor(self, x):
         """Of one factor of a product."""
         x = x.detach()
+        if self.products is not None and self.generator is not None:  # another rounding's luck
+            drawn = torch.rand(x.shape, dtype=x.dtype, generator=self.generator)
+            return torch.finfo(self.products).eps * x * (drawn - 0.5)
         if self.products is not None:
             return x.to(self.products).to(x.dtype) - x
         return self.eps * x * self._normal(x.shape)

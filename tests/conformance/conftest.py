@@ -2,14 +2,17 @@
 
 import functools
 import os
+import pathlib
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 import scaledot
 from conformance import agreement
 
+HERE = pathlib.Path(__file__).parent
 DEVICE = os.environ.get("SCALEDOT_TEST_DEVICE", "cpu")
 FUNCTIONS = (
     "attention",
@@ -28,6 +31,14 @@ def _seeded():
     torch.manual_seed(20_17)
 
 
+def pytest_collection_modifyitems(items):
+    """Let torch's compiler be imported: under newer Pythons it warns of torch.jit as it is."""
+    old = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("compile"):
+            item.add_marker(old)
+
+
 def _moved(tensor, device):
     """Return the tensor on the device, laid out in its memory as it is here."""
     if tensor.requires_grad or tensor.is_neg() or tensor.is_nested or torch.is_inference(tensor):
@@ -37,8 +48,19 @@ def _moved(tensor, device):
     return there.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def _is_nowhere(leaf):
+    """Whether a tensor has no memory of its own that could be moved: of vmap, fake, or meta."""
+    if not isinstance(leaf, torch.Tensor):
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+    return wrapped or leaf.is_meta or isinstance(leaf, FakeTensor)
+
+
 def _on_the_device(function):
-    """Move a call's tensors to the device, and what it returns back: tests stay as they are."""
+    """Move a call's tensors to the device, and what it returns back: tests stay as they are.
+
+    A CPU's autocast holds there too. A call that is compiled or has no numbers stays where it is.
+    """
 
     @functools.wraps(function)
     def call(*args, **keywords):
@@ -48,8 +70,18 @@ def _on_the_device(function):
         def here(leaf):
             return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
 
+        if torch.compiler.is_compiling() or any(
+            map(_is_nowhere, _pytree.tree_leaves((args, keywords)))
+        ):
+            return function(*args, **keywords)
         args, keywords = _pytree.tree_map(there, (args, keywords))
-        return _pytree.tree_map(here, function(*args, **keywords))
+        autocast = torch.autocast(
+            torch.device(DEVICE).type,
+            dtype=torch.get_autocast_dtype("cpu"),
+            enabled=torch.is_autocast_enabled("cpu"),
+        )
+        with autocast:
+            return _pytree.tree_map(here, function(*args, **keywords))
 
     return call
 

@@ -331,3 +331,21 @@ def test_rows_whose_scores_a_bias_swallows(device, bias):
     exact = torch.autograd.grad(plain.square().sum(), leaves)
     for got, want in zip(found, exact, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("words", [{}, {"window": (2, 3)}], ids=str)
+def test_scores_far_from_zero_leave_the_scale_s_gradient_alone(device, additive, words):
+    """All values are alike, so no scale changes the output; what is left is rounding."""
+    query, key = (torch.randn(1, 2, n, 6) for n in (9, 17))
+    query[..., 0] = key[..., 0] = 5.0 if additive else 1000.0  # a score of 1e6, and some more
+    value = torch.randn(1, 2, 1, 5).expand(1, 2, 17, 5)
+    scale = torch.tensor([1.0, -0.7], device=device).requires_grad_()
+    tensors = [t.to(device) for t in (query, key, value)]
+    attend = scaledot.attention
+    if additive:
+        attend = scaledot.additive_attention
+        tensors.append(torch.tensor([1e6, 1.0, 1.0, 1.0, 1.0, 1.0], device=device))
+    out = attend(*tensors, scale=scale, backend="triton", **words)
+    (grad,) = torch.autograd.grad(out.sum(), scale)
+    assert grad.abs().max() < 1e-3

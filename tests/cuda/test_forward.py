@@ -542,3 +542,49 @@ def test_the_pivots_of_one_tile_serve_every_row(device, queries, keys, changes):
     for extra, tile in (({}, (32, 16)), ({"sinks": sinks}, (16, 32))):
         inputs = make(device, torch.bfloat16, heads=2, size=(queries, keys, D, V), **extra)
         assert_agrees(inputs, settings(**changes), Config(*tile, 4, 1))
+
+
+@pytest.mark.parametrize("kind", ["all", "causal", "window", "bool", "bias", "lengths"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_whose_logits_are_all_minus_infinity_is_none_that_sees_nothing(device, dtype, kind):
+    """Row 4 sees keys, row 5 of some kinds does not."""
+    extra, changes = {}, {}
+    if kind == "causal":
+        changes = {"right": 0}
+    if kind == "window":
+        changes = {"left": 2, "right": 1}
+    if kind in ("bool", "bias"):
+        seen = torch.rand(1, 1, Q, K) > 0.5
+        seen[..., 20] = True
+        seen[:, :, 5] = False
+        bias = torch.zeros(seen.shape).masked_fill(~seen, -INF).to(dtype)
+        extra = {"mask": seen if kind == "bool" else bias}
+    if kind == "lengths":
+        extra = {"key_lengths": torch.tensor([3])}
+    inputs = make(device, dtype, **extra)
+    inputs = inputs._replace(key=inputs.key.abs())
+    for wants_vitals in (True, False):
+        inputs.query[:, :, 4:6] = 1.0
+        out = inputs.query.new_full((1, 1, Q, V), math.nan)
+        forward(inputs, settings(**changes), out, wants_vitals, config=SMALL)
+        sound = out.clone()
+        assert sound.isfinite().all()
+        inputs.query[:, :, 4:6] = -INF
+        lse, (rows, *_) = forward(inputs, settings(**changes), out, wants_vitals, config=SMALL)
+        broken = [4] if extra.get("mask") is not None else [4, 5]
+        others = [row for row in range(Q) if row not in broken]
+        assert out[:, :, broken].isnan().all()
+        assert lse[:, :, broken].isnan().all()
+        assert torch.equal(out[:, :, others], sound[:, :, others])
+        if wants_vitals:
+            assert rows[0][:, :, broken].isnan().all()
+            assert (rows[6][:, :, broken] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sink_takes_all_of_a_row_whose_logits_are_minus_infinity(device, dtype):
+    inputs = make(device, dtype, sinks=torch.zeros(1, 1))
+    inputs.key.abs_()
+    inputs.query[:, :, 4] = -INF
+    out, _, _ = run(inputs, settings())
+    assert (out[:, :, 4] == 0).all()

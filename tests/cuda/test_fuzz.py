@@ -69,3 +69,38 @@ GROUPED = Case(
 def test_gradients_of_rows_far_from_zero(case):
     """By the forward pass's own lse and output they were four times and more as far off."""
     assert not check(case, "triton").faults
+
+
+BROKEN = Case(queries=3, keys=20, width=5, value_width=5, dtype="float16", value_size=100.0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(BROKEN, key_lead=(2, 1), value_lead=(2, 1), query_lead=(1, 1), key_lengths=(1, 18)),
+        replace(BROKEN, queries=13, keys=13, is_causal=True, softcap=3.0),
+        replace(BROKEN, queries=13, keys=13, window=(2, 1), softcap=3.0),
+    ],
+    ids=["lengths", "capped", "window"],
+)
+@pytest.mark.parametrize("bad", [("query", "nan", "visible"), ("query", "inf", "visible")], ids=str)
+def test_hidden_keys_get_no_gradient_from_a_broken_query(case, bad):
+    """A length hides keys of a block as a mask does; and a cap's slope at infinity is NaN."""
+    assert not check(replace(case, bad=bad), "triton").faults
+
+
+ADDITIVE = Case(
+    query_lead=(2,), key_lead=(2,), value_lead=(2,), queries=9, keys=17, width=5, value_width=6
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(ADDITIVE, dtype="float64", mask="lowest", mask_shape=(1, 1), level=1e4),
+        replace(ADDITIVE, dtype="bfloat16", level=1000.0, common=True, value_size=100.0),
+    ],
+    ids=["lowest", "common"],
+)
+def test_additive_gradients_of_rows_far_from_zero(case):
+    assert not check(replace(case, additive="heads"), "triton").faults

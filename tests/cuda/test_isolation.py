@@ -216,6 +216,40 @@ def test_rows_broken_by_a_value_beyond_their_own_keys_are_repaired(device):
     assert not out[:, :, 133:, :3].isnan().any()
 
 
+def test_rows_broken_by_a_value_that_no_row_sees_are_repaired(device):
+    """A tile of the pass has more keys than one of the repair, which ends where the rows do."""
+    query = torch.randn(1, 1, 8, 8, device=device)
+    key, value = (torch.randn(1, 1, 300, 8, device=device) for _ in range(2))
+    for setting, at in [
+        (Settings(0.4, False, 0.0, 0.0, None, 0, False), 75),
+        (Settings(0.4, False, 0.0, 0.0, 2, 0, True), 257),
+    ]:
+        inputs = Inputs(query, key, value.clone(), *[None] * 8)
+        clean = torch.empty_like(query)
+        lse, _ = forward(inputs, setting, clean, False)
+        inputs.value[0, 0, at] = -math.inf
+        out = torch.full_like(query, math.nan)
+        repair(out, lse, out.isnan().any(-1).to(torch.int8), inputs, setting, soon=False)
+        torch.testing.assert_close(out, clean, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_without_a_softmax_stays_broken(device):
+    """All logits of row 3 are -inf, and a value hidden from it is NaN."""
+    query, key, value = (torch.rand(1, 1, 8, 4, device=device) for _ in range(3))
+    query[:, :, 3] = -math.inf
+    value[:, :, 6] = math.nan
+    setting = Settings(0.4, False, 0.0, 0.0, None, 0, False)
+    inputs = Inputs(query, key, value, *[None] * 8)
+    out = torch.empty_like(query)
+    lse, _ = forward(inputs, setting, out, False)
+    sound = torch.tensor([0, 1, 2, 4, 5], device=device)
+    for result in (out, torch.full_like(out, math.nan)):
+        broken = result.isnan().any(-1).to(torch.int8)
+        repair(result, lse, broken, inputs, setting, soon=False)
+        assert result[:, :, sound].isfinite().all()
+        assert result[:, :, [3, 6, 7]].isnan().all()
+
+
 @pytest.mark.parametrize("words", [{"is_causal": True}, {"window": (None, 3)}, {"window": (2, 1)}])
 def test_keys_behind_the_last_row_s_reach_get_no_gradient(device, words):
     """A tile has room for more rows: those past the last would see them, and see nothing."""

@@ -70,3 +70,11 @@ def test_masks_of_every_type_and_width(architecture, width):
 def test_random_calls(first):
     """Of every score, window, cap, scale, packing and layout."""
     compiled(90, *(replace(draw(64, i), dtype="float64") for i in range(first, first + 4)))
+
+
+@pytest.mark.nightly
+def test_arguments_are_rounded_alike_in_all_of_the_backward_pass():
+    """Of logits of 1e6 a second rounding moves a weight by a tenth: no row would sum to 1."""
+    found = compiled(90, Case(width=64, value_width=64, dtype="float16", is_causal=True))
+    for kernel in ("_renew_kernel", "keys_kernel", "rows_kernel"):
+        assert found[kernel]["rounded_twice"] == 0

@@ -297,3 +297,33 @@ def test_the_first_key_s_share_where_one_full_tile_is_all(dtype, queries, keys, 
     for sequence in range(2):
         sink = packed.sink[sequence].cpu().double()
         torch.testing.assert_close(sink, exact.sink[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("words", [{}, {"is_causal": True}, {"window": (9, 4)}], ids=str)
+def test_a_row_whose_logits_are_all_minus_infinity_has_no_softmax(backend, dtype, words):
+    query, key, value = (torch.rand(1, 2, 170, 64, device="cuda").to(dtype) for _ in range(3))
+    query[:, 1, 40] = -math.inf
+    broken = torch.zeros(1, 2, 170, dtype=torch.bool, device="cuda")
+    broken[:, 1, 40] = True
+    out = scaledot.attention(query, key, value, **words, backend=backend)
+    again, vitals = scaledot.attention_with_vitals(
+        query, key, value, **words, backend=backend, per_row=True
+    )
+    for found in (out, again):
+        assert torch.equal(found.isnan().all(-1), broken)
+        assert torch.equal(found.isnan().any(-1), broken)
+    assert vitals.nonfinite.tolist() == [[0, 1]]
+    assert torch.equal(vitals.per_row.lse.isnan(), broken)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("at", [9, 75, 140])
+def test_a_value_that_no_row_sees_breaks_none(backend, at):
+    query = torch.randn(1, 2, 8, 64, device="cuda").half()
+    key, value = (torch.randn(1, 2, 150, 64, device="cuda").half() for _ in range(2))
+    clean = scaledot.attention(query, key, value, is_causal=True, backend=backend)
+    value[:, :, at] = -math.inf
+    out = scaledot.attention(query, key, value, is_causal=True, backend=backend)
+    torch.testing.assert_close(out, clean, rtol=2**-9, atol=2**-9)

@@ -4,7 +4,9 @@ A result may be off by FACTOR times the largest error of the same formula in the
 one head's matrix, plus the rounding of the result to its own type. That error is measured twice:
 the plain formula is computed in the type of our sums, for 16-bit types with products rounded as a
 tensor core rounds them; and in float64 with noise of the size of rounding errors (oracle.attend).
-Such a look may be right by chance, so a result that fails is held against MORE_LOOKS more of them.
+Such a look may be right by chance, so a result that fails is held against MORE_LOOKS more of them:
+with noise, and for 16-bit types with products off at random by as much as their rounding. Where all
+keys are alike, the gradient of a query is one sum of dS that should be 0, and one look says little.
 Vitals have the bounds of conformance/agreement.py.
 """
 
@@ -27,7 +29,7 @@ FACTOR = 4.0
 MORE_LOOKS = 12
 # Up to this lse a backward pass may make weights again as e^(logit - lse). torch's CPU kernel takes
 # no farther calls (backends/logit_bound.py), and ours renew the lse there. torch's GPU kernels take
-# all, and so do ours for additive scores on a GPU. Beyond 1e7, a lowest bias.
+# all. Beyond 1e7, a lowest bias.
 FAR, FAR_BY_LSE = 64.0, 1e7
 MOST = 0.9  # of a type's largest number: beyond, a result may overflow
 
@@ -162,19 +164,19 @@ class _Looks:
     ) -> None:
         """by_torch: its GPU kernels make each weight again as e^(logit - lse)."""
         self.case, self.compute, self.found = call.case, compute, []
-        by_lse = by_torch or (call.case.additive is not None and _on_gpu(engine))
-        self.far, self.each = FAR_BY_LSE if by_lse else FAR, by_torch
+        self.far, self.each = FAR_BY_LSE if by_torch else FAR, by_torch
         self.numbers = torch.Generator().manual_seed(call.case.seed + seed)
 
     def take(self, count: int, name: str | None = None) -> list[torch.Tensor]:
         kind, dtype = _compute(self.case), _dtype(self.case)
+        narrow = dtype if dtype.itemsize == 2 else None
         while len(self.found) < count:
             if not self.found:
-                products = dtype if dtype.itemsize == 2 else None
-                self.found.append(self.compute(compute=kind, products=products))
+                self.found.append(self.compute(compute=kind, products=narrow))
             else:
                 noise = (torch.finfo(kind).eps, self.numbers, self.far, self.each)
-                self.found.append(self.compute(noise=noise))
+                products = narrow if len(self.found) > 1 else None
+                self.found.append(self.compute(noise=noise, products=products))
         return [(look if name is None else look[name]).detach() for look in self.found[:count]]
 
 

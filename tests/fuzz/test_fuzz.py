@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzz import engines
+from fuzz import checks, engines, formula
 from fuzz.cases import Case, draw, fit, smaller
 from fuzz.checks import check
 from fuzz.kinds import draw_of_kind
+from fuzz.tensors import grad_of, make
 from scaledot.backends.cpu import native
 
 NUMBERS = torch.Generator().manual_seed(1)
@@ -173,3 +174,28 @@ def test_calls_of_a_kind_differ():
     assert len({str(case) for case in cases}) == len(cases)
     assert len({(case.queries, case.keys) for case in cases}) > 150
     assert len({(case.level, case.common, case.bad) for case in cases}) > 30
+
+
+def test_a_sum_that_should_be_zero_is_looked_at_more_than_once():
+    """All keys are alike, so a query's gradient is one sum of dS, and one look may be lucky."""
+    case = Case(
+        seed=994523986,
+        query_lead=(2, 2, 2),
+        key_lead=(2, 2, 2),
+        value_lead=(2, 2, 2),
+        queries=1,
+        keys=17,
+        dtype="bfloat16",
+        value_size=100.0,
+        layouts=("expand-3", "expand-2", "padded"),
+    )
+    call = make(case, "cpu")
+    tensors = formula.on_cpu(call.tensors)
+    grad = grad_of(case, formula.output(call, tensors).bfloat16()).double()
+    looks = checks._Looks(
+        call, 3, "triton", lambda **rounding: formula.gradients(call, tensors, grad, **rounding)
+    )
+    exact = formula.gradients(call, tensors, grad)["query"]
+    errors = [(look - exact).abs().amax((-1, -2)) for look in looks.take(14, "query")]
+    assert errors[0].min() < 0.01
+    assert torch.stack(errors).amax(0).min() > 0.05

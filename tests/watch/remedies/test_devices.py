@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from remedied_models import NORMED, TOKENS, made
+from remedied_models import NORMED, TOKENS, Outside, made, maxima
 from watched_models import TinyGPT
 
 from scaledot.watch.remedies import RemedyError, apply
@@ -38,6 +38,19 @@ def test_rows_are_found_whatever_the_default_device():
         found = supports(query, {"weight": weight, "other": other}, 3)
     assert found["weight"][0].tolist() == torch.eye(3).repeat_interleave(2, 1).bool().tolist()
     assert not found["other"][0].any()
+
+
+@pytest.mark.parametrize("remedy", ["qk-clip:0.5", "temperature:0.5"])
+def test_a_remedy_reaches_calls_that_a_mode_takes(remedy):
+    """torch.set_default_device is such a mode: every call goes through it, and comes back."""
+    model = made(Outside)
+    before = maxima(model)["attend"]
+    assert (before > 0.5).any()
+    with torch.device("cpu"):
+        applied = apply(remedy, model, inputs=TOKENS)
+        found = maxima(model)["attend"]
+    applied.undo()
+    torch.testing.assert_close(found, before.clamp(max=0.5), rtol=1e-5, atol=0)
 
 
 def test_a_factor_keeps_its_numbers_where_queries_have_none():

@@ -55,6 +55,7 @@ from scaledot.backends.cuda.logits import (
     masked_pairs,
     matrix_of,
     row_scale,
+    see_keys,
 )
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.tile import (
@@ -66,6 +67,7 @@ from scaledot.backends.cuda.tile import (
     join_steady,
     load_sink,
     set_pivots,
+    show_seen,
     start_steady,
     start_sums,
     store_output,
@@ -389,6 +391,8 @@ def _forward_kernel(
                 acc, _ = add_seen_values(sums.row_max, rows, row_end, tiles, call, place, cut)
 
     closed = close_sums(sums, sink2)
+    if tl.max(tl.where(closed.empty & inside, 1, 0), 0) > 0:
+        closed = show_seen(closed, sums, see_keys(rows, tiles, call, place, cut.BLOCK_N))
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
     if call.value.ptr is not None:
         store_output(call, out, b, h, rows, inside, acc, closed, cut.OUT)

@@ -198,6 +198,21 @@ def masked_pairs(call, place, i, j):
 
 
 @triton.jit
+def see_keys(rows, tiles, call, place, BLOCK: tl.constexpr):
+    """[M]: which rows see a key, by position and by the mask tensor."""
+    low, high = row_bounds(rows, place.seq, call.window)
+    sees = (rows < place.seq.row_end) & (high > low)
+    if call.mask.ptr is not None:
+        found = tl.zeros(rows.shape, tl.int32)
+        for start in range(tiles.begin, tiles.end, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            _, seen, _ = masked_pairs(call, place, rows[:, None], columns[None, :])
+            found = tl.maximum(found, tl.max(seen.to(tl.int32), 1))
+        sees = found > 0
+    return sees
+
+
+@triton.jit
 def arguments_of(
     scores, factor, rows, columns, call, place, EDGE: tl.constexpr, PRECISE: tl.constexpr
 ):

@@ -20,7 +20,7 @@ from scaledot.backends.cuda.launching import enter
 from scaledot.backends.cuda.logits import LOG2E, entry
 from scaledot.backends.cuda.replay import ONCE, Once
 from scaledot.backends.cuda.tile import Closed, load_sink, store_output
-from scaledot.backends.cuda.visible import Place, blocks_of, find_rows, key_tiles
+from scaledot.backends.cuda.visible import Place, Tiles, blocks_of, find_rows, key_tiles
 from scaledot.backends.inputs import Inputs
 from scaledot.problem import Settings
 
@@ -125,12 +125,17 @@ def _repair_block(call, out, lse_ptr, broken_ptr, head, block, cut):
         first = tl.maximum(row - MARGIN, seq.row)
         last = tl.minimum(row_end + MARGIN, seq.row_end)
         around = key_tiles(first, last, seq, call.window, False, cut.BLOCK_N)
+        # So has one of a key that no row at all sees, in the pass's first or last tile of keys.
+        begin = tl.maximum(around.begin - MARGIN, seq.key)
+        around = Tiles(begin, around.full, around.full_end, around.end + MARGIN)
         if hides_broken_values(around, call, place, cut):
             lse2 = tl.load(lse_ptr + lines, mask=broken, other=0.0) * LOG2E
             pivot = tl.where(tl.abs(lse2) < float("inf"), lse2, 0.0)
             acc, row_sum = add_seen_values(pivot, rows, row_end, tiles, call, place, cut)
             if call.sinks.ptr is not None:
                 row_sum += tl.exp2(load_sink(entry(call.sinks, b, h), call.FLOAT) - pivot)
-            empty = row_sum == 0.0
+            sound = lse2 == lse2
+            empty = (row_sum == 0.0) & sound
+            row_sum = tl.where(sound, row_sum, float("nan"))
             closed = Closed(empty, tl.where(empty, 1.0, row_sum), lse2)
             store_output(call, out, b, h, rows, broken, acc, closed, cut.V)

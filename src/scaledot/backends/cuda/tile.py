@@ -401,6 +401,17 @@ def close_sums(sums, sink2):
 
 
 @triton.jit
+def show_seen(closed, sums, sees):
+    """`closed` with NaN where a row sees keys, and all of their logits are -inf: 0 / 0."""
+    broken = closed.empty & (sums.row_sum == 0.0) & sees
+    return Closed(
+        closed.empty & (broken == 0),
+        tl.where(broken, float("nan"), closed.divisor),
+        tl.where(broken, float("nan"), closed.lse2),
+    )
+
+
+@triton.jit
 def store_output(call, out, b, h, rows, inside, acc, closed, V: tl.constexpr):
     """acc / l of the rows, 0 where a row saw nothing."""
     result = acc * (1.0 / closed.divisor)[:, None]

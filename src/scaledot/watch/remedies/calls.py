@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function
 
 from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, hugging_face, over_ranks, place, sdpa
@@ -108,8 +109,11 @@ def _torchs(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
             _tell_if_tracing()
             return below(*args, **kwargs)
         args = frames.unbound(F.scaled_dot_product_attention, args)
-        # Another's override takes the call, and comes back here; what torch refuses, torch names.
-        if sdpa.overridden(args, kwargs) or not sdpa.is_call(args, kwargs):
+        tensors = sdpa.overridden(args, kwargs)
+        if tensors and not sdpa.known_to_torch_alone(tensors):
+            # Another's override takes the call, and comes back here.
+            return handle_torch_function(scaled_dot_product_attention, tensors, *args, **kwargs)
+        if tensors or not sdpa.is_call(args, kwargs):  # what torch refuses, torch names
             return below(*args, **kwargs)
         with _changing() as rules:
             if not rules:

@@ -17,10 +17,11 @@ from scaledot.backends.cuda.additive.mask import mask_kernel
 from scaledot.backends.cuda.additive.pairs import Cut, Turned
 from scaledot.backends.cuda.additive.prepare import describe_score
 from scaledot.backends.cuda.additive.rows import rows_kernel
+from scaledot.backends.cuda.additive.softmax import renew_kernel
 from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS, compute_type, constants
 from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.softmax import row_softmax
-from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
+from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to, sums_to_zero
 from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.replay import Once
 from scaledot.backends.cuda.visible import blocks_of
@@ -66,7 +67,7 @@ def backward(
     if config is None:
         config = FLOAT64 if dtype == torch.float64 else FLOAT32
     call, score = describe_score(inputs, settings, Once())
-    call = call._replace(value=NO_HEADS, sinks=NO_NUMBERS)
+    call = call._replace(value=NO_HEADS)
     softmax = row_softmax(grad_out, out, lse.contiguous())
     blind = (lse == -math.inf).unsqueeze(-1)  # their NaN may reach no product
     turned = Turned(
@@ -74,7 +75,6 @@ def backward(
         _turn(grad_out.masked_fill(blind, 0.0), score.query.tokens, dtype),
         *softmax,
     )
-    common = {"call": call, "score": score, "turned": turned}
     options = {"num_warps": config.warps}
     if config.registers is not None and score.PTX.value:
         options["maxnreg"] = config.registers
@@ -86,6 +86,10 @@ def backward(
         return query.new_zeros(shape, dtype=dtype)
 
     blocks = blocks_of(call, queries, config.own)
+    common = {"call": call, "score": score, "turned": turned}
+    arguments = {**common, "blocks": blocks, "cut": by_rows}
+    launch(renew_kernel, batch * heads * blocks, query, arguments, **options)
+    common["call"] = call = call._replace(sinks=NO_NUMBERS)
     splits = _splits(batch * heads * blocks)
     row_units = zeros(splits, batch, heads, units, queries)
     weight_units = zeros(splits, batch, heads, units, queries) if wanted.weight else None
@@ -98,6 +102,7 @@ def backward(
         "blocks": blocks,
         "splits": splits,
         "cut": by_rows,
+        **constants(CENTRED=sums_to_zero(inputs, settings)),
     }
     launch(rows_kernel, splits * batch * heads * blocks, query, arguments, **options)
     grad_query = (row_units.sum(0)[:, :, :width] * slope).mT.to(query.dtype)

@@ -37,12 +37,14 @@ from scaledot.backends.cuda.logits import (
     masked_pairs,
     matrix_of,
     row_scale,
+    see_keys,
 )
 from scaledot.backends.cuda.statistics import PLANES
 from scaledot.backends.cuda.tile import (
     add_arguments,
     close_sums,
     load_sink,
+    show_seen,
     start_sums,
     store_output,
     store_statistics,
@@ -240,6 +242,8 @@ def _forward_kernel(call, score, out, lse_ptr, statistics_ptr, blocks, cut):
                 p = tl.exp2(x - sums.row_max[:, None])
                 acc = _add_seen_values(acc, p, start, rows, value, call, place, cut)
     closed = close_sums(sums, sink2)
+    if tl.max(tl.where(closed.empty & inside, 1, 0), 0) > 0:
+        closed = show_seen(closed, sums, see_keys(rows, tiles, call, place, cut.BLOCK_N))
     offsets = head * call.queries + rows
     tl.store(lse_ptr + offsets, closed.lse2 * LN2, mask=inside)
     if call.value.ptr is not None:

@@ -52,6 +52,17 @@ class Cut(NamedTuple):
     BLOCK_N: Any
 
 
+class Scores(NamedTuple):
+    """Of a tile: raw scores and dP; rows i, keys j and the rows' factor broadcast against them."""
+
+    raw: Any
+    distance: Any
+    grad_p: Any
+    factor: Any
+    i: Any
+    j: Any
+
+
 class Pairs(NamedTuple):
     """Of a tile: see pair_gradients. grad_raw is dR."""
 
@@ -83,6 +94,20 @@ def tile_gradients(
     ROWS_FIRST: tl.constexpr,
 ):
     """Tiles are [rows, keys] where ROWS_FIRST, else [keys, rows]; softmax and factor: of rows."""
+    tile = tile_scores(queries, keys, factor, call, place, score, turned, V, ROWS_FIRST)
+    softmax = down(softmax) if ROWS_FIRST else across(softmax)
+    used, grad_a, grad_s = pair_gradients(
+        tile.raw, tile.grad_p, tile.factor, softmax, tile.i, tile.j, call, place, True, True
+    )
+    grad_raw = grad_s * (tile.factor * LN2)
+    return Pairs(tile.raw, tile.distance, used, grad_a, grad_s, grad_raw)
+
+
+@triton.jit
+def tile_scores(
+    queries, keys, factor, call, place, score, turned, V: tl.constexpr, ROWS_FIRST: tl.constexpr
+):
+    """The raw scores of a tile, dP, and what `pair_arguments` takes besides."""
     do_ptr = turned.grad_out_ptr + (place.b * call.heads + place.h) * V * queries.stride
     v_ptr = turned.value_ptr + group_of(call, place) * V * keys.stride
     distance = tl.maximum(distance_of(queries), distance_of(keys))
@@ -92,14 +117,12 @@ def tile_gradients(
         grad_p = _products(do_ptr, v_ptr, queries, keys, V, call)
         i, j = queries.places[:, None], keys.places[None, :]
         inside = queries.inside[:, None]
-        softmax = down(softmax)
     else:
         zeros = tl.zeros([keys.places.shape[0], queries.places.shape[0]], call.FLOAT)
         raw = raw_scores(one_of(keys), two_of(queries), distance, zeros, call, place, score)
         grad_p = _products(v_ptr, do_ptr, keys, queries, V, call)
         i, j = queries.places[None, :], keys.places[:, None]
         inside = queries.inside[None, :]
-        softmax = across(softmax)
     # Rows past the end are another sequence's: farther off than the tile's own, their product of
     # four may have left float32.
     raw = tl.where(inside, raw, 0.0)
@@ -107,10 +130,7 @@ def tile_gradients(
         factor = factor[:, None]
     elif call.LOG_N:
         factor = factor[None, :]
-    used, grad_a, grad_s = pair_gradients(
-        raw, grad_p, factor, softmax, i, j, call, place, True, True
-    )
-    return Pairs(raw, distance, used, grad_a, grad_s, grad_s * (factor * LN2))
+    return Scores(raw, distance, grad_p, factor, i, j)
 
 
 @triton.jit

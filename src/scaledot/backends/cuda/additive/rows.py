@@ -5,19 +5,29 @@ import triton.language as tl
 
 from scaledot.backends.cuda.additive.pairs import add_units, group_of, tile_gradients
 from scaledot.backends.cuda.additive.units import tokens_of
-from scaledot.backends.cuda.backward.pairs import load_softmax
+from scaledot.backends.cuda.backward.pairs import load_softmax, score_centre
 from scaledot.backends.cuda.logits import row_scale
 from scaledot.backends.cuda.visible import Place, find_rows, key_tiles
 
 
 @triton.jit
 def rows_kernel(
-    call, score, turned, row_units_ptr, weight_units_ptr, row_scales_ptr, blocks, splits, cut
+    call,
+    score,
+    turned,
+    row_units_ptr,
+    weight_units_ptr,
+    row_scales_ptr,
+    blocks,
+    splits,
+    cut,
+    CENTRED: tl.constexpr,
 ):
     """BLOCK_M rows over every splits-th tile of the keys that they see.
 
     row_units and weight_units [splits, B, H, units, Q]; row_scales [splits, B, H, Q]:
-    dscale_h = sum_ij dS_ij score_ij / scale_h, for each row.
+    dscale_h = sum_ij dS_ij score_ij / scale_h, for each row; CENTRED: see
+    backward/rows.py.
     """
     program = tl.program_id(0)
     split = program % splits
@@ -40,6 +50,10 @@ def rows_kernel(
         weight_units_ptr += copy * score.UNITS * call.queries
 
     scales = tl.zeros([cut.BLOCK_M], call.FLOAT)
+    across_rows = factor
+    if call.LOG_N:
+        across_rows = factor[None, :]
+    centre = score_centre(softmax.pivot[None, :], across_rows, CENTRED)
     tiles = key_tiles(row, row_end, seq, call.window, True, cut.BLOCK_N)
     for start in range(tiles.begin + split * cut.BLOCK_N, tiles.end, splits * cut.BLOCK_N):
         columns = start + tl.arange(0, cut.BLOCK_N)
@@ -49,7 +63,8 @@ def rows_kernel(
         )
         if row_scales_ptr is not None:
             grad_s = pairs.grad_s
-            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * pairs.raw), 0)
+            off = pairs.raw - centre
+            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * off), 0)
         add_units(
             pairs.grad_raw,
             keys,

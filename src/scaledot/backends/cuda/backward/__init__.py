@@ -43,7 +43,7 @@ from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.pairs import Cut, Incoming
 from scaledot.backends.cuda.backward.rows import rows_kernel
 from scaledot.backends.cuda.backward.softmax import renew_far_rows, row_softmax
-from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to
+from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to, sums_to_zero
 from scaledot.backends.cuda.counts import with_counts
 from scaledot.backends.cuda.visible import blocks_of
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
@@ -138,7 +138,12 @@ def backward(
     row_scales = torch.empty_like(softmax.delta) if wanted.head_scale else None
     blocks = blocks_of(call, queries, config.rows_m)
     rows_kernel[(batch * heads * blocks * parts,)](
-        grad_query_ptr=grad_query, row_scales_ptr=row_scales, blocks=blocks, cut=by_rows, **common
+        grad_query_ptr=grad_query,
+        row_scales_ptr=row_scales,
+        blocks=blocks,
+        cut=by_rows,
+        **constants(CENTRED=whole and sums_to_zero(inputs, settings)),
+        **common,
     )
 
     grad_mask = None

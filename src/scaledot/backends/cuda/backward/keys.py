@@ -72,6 +72,9 @@ def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
                 )
     if not call.LOG_N and call.head_scale.ptr is None:  # one factor for the whole call
         grad_k = grad_k * number(call.scale, call.FLOAT)
+    # Keys past their length share the block: a row that is not finite hides from them as well.
+    real = (columns < seq.key_end)[:, None]
+    grad_k, grad_v = tl.where(real, grad_k, 0.0), tl.where(real, grad_v, 0.0)
     first = (b * groups + g) * call.keys
     store_rows(grad_key_ptr, first, columns, stored_end, own_part, grad_k, cut.OUT_D, cut.BLOCK_D)
     store_rows(grad_value_ptr, first, columns, stored_end, own_part, grad_v, cut.OUT_V, cut.BLOCK_V)

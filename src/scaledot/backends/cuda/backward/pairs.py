@@ -80,6 +80,20 @@ def load_softmax(incoming, first, rows, end):
 
 
 @triton.jit
+def score_centre(pivot, factor, CENTRED: tl.constexpr):
+    """The raw score at a row's pivot; pivot and factor broadcast against each other.
+
+    Where a row's dS sum to 0 its scores may count from any number. Far from 0 the rounding of that
+    sum, times the scores, would be all that is left of the scale's gradient.
+    """
+    centre = tl.zeros_like(pivot)
+    if CENTRED:
+        at_pivot = pivot / factor
+        centre = tl.where(tl.abs(at_pivot) < float("inf"), at_pivot, 0.0)
+    return centre
+
+
+@triton.jit
 def down(softmax):
     """The rows as a column [M, 1]."""
     return RowSoftmax(softmax.pivot[:, None], softmax.above[:, None], softmax.delta[:, None])
@@ -201,9 +215,10 @@ def pair_gradients(
         p = tl.where(seen, p, 0.0)
     used, grad_p = kept_pairs(p, grad_p, i, j, call, place)
     grad_a = p * (grad_p - softmax.delta)
-    if EDGE:
-        grad_a = tl.where(seen, grad_a, 0.0)  # 0 * NaN of what is hidden
     grad_s = grad_a
     if call.softcap is not None:
         grad_s = grad_a * slope
+    if EDGE:  # 0 * NaN of what is hidden
+        grad_a = tl.where(seen, grad_a, 0.0)
+        grad_s = tl.where(seen, grad_s, 0.0)
     return used, grad_a, grad_s

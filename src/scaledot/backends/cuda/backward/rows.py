@@ -11,6 +11,7 @@ from scaledot.backends.cuda.backward.pairs import (
     one_by_one,
     pair_gradients,
     product,
+    score_centre,
     seen_only,
     store_rows,
     wide_product,
@@ -20,11 +21,12 @@ from scaledot.backends.cuda.visible import Place, find_rows, key_tiles, span_of
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
+def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut, CENTRED: tl.constexpr):
     """BLOCK_M rows over the keys that they see.
 
     row_scales [B, H, Q]: sum_j dS_ij q_i . k_j, where the scale's gradient is wanted. Not by way of
     dS K, which rounds dS: its rows would no longer sum to 0, and q . k may be far from it.
+    CENTRED: they do sum to 0, so q . k may count from what it is at the row's pivot.
     """
     own_part = tl.program_id(0) % cut.PARTS  # of the columns of dQ
     program = tl.program_id(0) // cut.PARTS
@@ -52,6 +54,7 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
     BEFORE: tl.constexpr = tl.constexpr(call.window.left is not None)
     tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N)
     SCALES: tl.constexpr = tl.constexpr(row_scales_ptr is not None)
+    centre = score_centre(softmax.pivot[:, None], factor, CENTRED)
     grad_q = tl.zeros([cut.BLOCK_M, cut.BLOCK_D], call.FLOAT)  # before the scale
     scales = tl.zeros([cut.BLOCK_M], call.FLOAT)
     for part in tl.static_range(3):
@@ -69,6 +72,7 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut):
                 own_part,
                 softmax,
                 factor,
+                centre,
                 rows,
                 call,
                 place,
@@ -106,6 +110,7 @@ def _add_key_tiles(
     own_part,
     softmax,
     factor,
+    centre,
     rows,
     call,
     place,
@@ -144,7 +149,8 @@ def _add_key_tiles(
             q.dtype == FLOAT,
         )
         if SCALES:  # 0 times a hidden score that is not finite
-            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * scores), 1)
+            off = scores - centre
+            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * off), 1)
         grad_q = tl.dot(
             grad_s.to(k.dtype), k, grad_q, input_precision=cut.PRECISION, out_dtype=FLOAT
         )  # dS K

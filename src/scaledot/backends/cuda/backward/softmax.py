@@ -34,6 +34,14 @@ MOST_ROWS = 64
 FAR = tl.constexpr(32.0)  # |lse| from which a row is renewed
 
 
+class Renewed(NamedTuple):
+    """Sums over the keys of a row so far: 2^(x - pivot), and that times dP."""
+
+    pivot: Any
+    total: Any
+    weighted: Any
+
+
 class Planes(NamedTuple):
     """RowSoftmax of all rows, each [B, H, Q]."""
 
@@ -113,9 +121,7 @@ def _renew_kernel(call, incoming, blocks, cut):
     row_end = tl.minimum(row + cut.BLOCK_M, seq.row_end)
     rows = row + tl.arange(0, cut.BLOCK_M)
     lines = (b * call.heads + h) * call.queries
-    known = load_softmax(incoming, lines, rows, row_end)
-    size = tl.abs(known.pivot)
-    far = (size > FAR * LOG2E) & (size < float("inf"))
+    far = far_rows(load_softmax(incoming, lines, rows, row_end))
     if tl.max(tl.where(far, 1, 0), 0) == 0:
         return
     place = Place(b, h, seq)
@@ -127,22 +133,15 @@ def _renew_kernel(call, incoming, blocks, cut):
     grads = Rows(matrix_of(incoming, b, h), some, row_end)
     q = load_rows(queries.matrix, some, row_end, cut.D, cut.BLOCK_D, True)  # [M, D]
     do = load_rows(grads.matrix, some, row_end, cut.V, cut.BLOCK_V, True)  # [M, V]
-    pivot = tl.full([cut.BLOCK_M], float("-inf"), call.FLOAT)
-    total = tl.zeros([cut.BLOCK_M], call.FLOAT)
-    if call.sinks.ptr is not None:
-        pivot = tl.maximum(pivot, load_sink(entry(call.sinks, b, h), call.FLOAT))
-        total = tl.where(pivot > float("-inf"), 1.0, total)
-    weighted = tl.zeros([cut.BLOCK_M], call.FLOAT)
+    sums = start_pairs(call, b, h, cut.BLOCK_M)
     MASKED: tl.constexpr = tl.constexpr(call.mask.ptr is not None)
     BEFORE: tl.constexpr = tl.constexpr(call.window.left is not None)
     tiles = key_tiles(row, row_end, seq, call.window, MASKED, cut.BLOCK_N)
     for part in tl.static_range(3):
         if (part == 0 and not MASKED) or part == 1 or (part == 2 and BEFORE):
             begin, end = span_of(tiles, part)
-            pivot, total, weighted = _add_key_tiles(
-                pivot,
-                total,
-                weighted,
+            sums = _add_key_tiles(
+                sums,
                 begin,
                 end,
                 q,
@@ -156,17 +155,12 @@ def _renew_kernel(call, incoming, blocks, cut):
                 part != 0,
                 cut,
             )
-    far = far & (total > 0.0)
-    tl.store(incoming.pivot_ptr + lines + rows, pivot, mask=far)
-    tl.store(incoming.above_ptr + lines + rows, tl.log2(total), mask=far)
-    tl.store(incoming.delta_ptr + lines + rows, weighted / total, mask=far)
+    store_renewed(incoming, lines + rows, sums, far)
 
 
 @triton.jit
 def _add_key_tiles(
-    pivot,
-    total,
-    weighted,
+    sums,
     begin,
     end,
     q,
@@ -180,7 +174,7 @@ def _add_key_tiles(
     EDGE: tl.constexpr,
     cut,
 ):
-    """The keys from `begin` to `end`: into sum 2^(x - pivot), and that of its products with dP."""
+    """The keys from `begin` to `end` into the sums."""
     FLOAT: tl.constexpr = call.FLOAT
     key_end = place.seq.key_end
     key = matrix_of(call.key, place.b, place.h // call.repeats)
@@ -197,19 +191,81 @@ def _add_key_tiles(
             grad_p = wide_product(grads, values, cut.V, cut.BLOCK_V, call, cut)
             keys = Rows(key, columns, key_end)
             scores = wide_product(queries, keys, cut.D, cut.BLOCK_D, call, cut)
-        i, j = rows[:, None], columns[None, :]
-        x, _, seen = pair_arguments(scores, factor, i, j, call, place, EDGE, q.dtype == FLOAT)
-        if EDGE:
-            x = tl.where(seen, x, float("-inf"))
-        larger = tl.maximum(pivot, tl.max(x, 1))
-        base = tl.where(larger == float("-inf"), 0.0, larger)  # no key was seen yet
-        p = tl.exp2(x - base[:, None])
-        _, grad_p = kept_pairs(p, grad_p, i, j, call, place)
-        products = p * grad_p
-        if EDGE:
-            products = tl.where(seen, products, 0.0)  # 0 * NaN of what is hidden
-        before = tl.exp2(pivot - base)
-        total = total * before + tl.sum(p, 1)
-        weighted = weighted * before + tl.sum(products, 1)
-        pivot = larger
-    return pivot, total, weighted
+        sums = add_pairs(
+            sums,
+            scores,
+            grad_p,
+            factor,
+            rows[:, None],
+            columns[None, :],
+            call,
+            place,
+            EDGE,
+            q.dtype == FLOAT,
+            1,
+        )
+    return sums
+
+
+@triton.jit
+def add_pairs(
+    sums,
+    scores,
+    grad_p,
+    factor,
+    i,
+    j,
+    call,
+    place,
+    EDGE: tl.constexpr,
+    PRECISE: tl.constexpr,
+    AXIS: tl.constexpr,
+):
+    """A tile of scores into the sums; AXIS: of its keys."""
+    x, _, seen = pair_arguments(scores, factor, i, j, call, place, EDGE, PRECISE)
+    shown = x
+    if EDGE:
+        shown = tl.where(seen, x, float("-inf"))
+    pivot = tl.maximum(sums.pivot, tl.max(shown, AXIS))
+    base = tl.where(pivot == float("-inf"), 0.0, pivot)  # no key was seen yet
+    # Hidden afterwards, as in `pair_gradients`: x - base may become one multiply-add, which rounds
+    # once, and P must be the same in both.
+    p = tl.exp2(x - tl.expand_dims(base, AXIS))
+    if EDGE:
+        p = tl.where(seen, p, 0.0)
+    _, grad_p = kept_pairs(p, grad_p, i, j, call, place)
+    products = p * grad_p
+    if EDGE:
+        products = tl.where(seen, products, 0.0)  # 0 * NaN of what is hidden
+    before = tl.exp2(sums.pivot - base)
+    return Renewed(
+        pivot,
+        sums.total * before + tl.sum(p, AXIS),
+        sums.weighted * before + tl.sum(products, AXIS),
+    )
+
+
+@triton.jit
+def start_pairs(call, b, h, BLOCK: tl.constexpr):
+    """The sums of rows that have met no key, only their sink."""
+    pivot = tl.full([BLOCK], float("-inf"), call.FLOAT)
+    total = tl.zeros([BLOCK], call.FLOAT)
+    if call.sinks.ptr is not None:
+        pivot = tl.maximum(pivot, load_sink(entry(call.sinks, b, h), call.FLOAT))
+        total = tl.where(pivot > float("-inf"), 1.0, total)
+    return Renewed(pivot, total, tl.zeros([BLOCK], call.FLOAT))
+
+
+@triton.jit
+def far_rows(softmax):
+    """Which rows are renewed."""
+    size = tl.abs(softmax.pivot)
+    return (size > FAR * LOG2E) & (size < float("inf"))
+
+
+@triton.jit
+def store_renewed(incoming, places, sums, far):
+    far = far & (sums.total > 0.0)
+    tl.store(incoming.pivot_ptr + places, sums.pivot, mask=far)
+    tl.store(incoming.above_ptr + places, tl.log2(sums.total), mask=far)
+    tl.store(incoming.delta_ptr + places, sums.weighted / sums.total, mask=far)

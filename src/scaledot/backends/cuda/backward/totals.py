@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
+from scaledot.problem import Settings
 
 
 def no_pairs(inputs: Inputs, wanted: Wanted) -> Gradients:
@@ -22,6 +23,12 @@ def summed_to(tensor: Tensor | None, each: Tensor) -> Tensor:
     """What belongs to each batch entry, summed to the shape of the tensor that they share."""
     assert tensor is not None
     return each.sum_to_size(tensor.shape).to(tensor.dtype)
+
+
+def sums_to_zero(inputs: Inputs, settings: Settings) -> bool:
+    """Whether each row's dS does, and its pivot is a score's argument without any bias."""
+    unbiased = inputs.mask is None or inputs.mask.dtype == torch.bool
+    return unbiased and inputs.sinks is None and not settings.softcap
 
 
 def sink_gradient(sinks: Tensor | None, pivot: Tensor, above: Tensor, delta: Tensor) -> Tensor:

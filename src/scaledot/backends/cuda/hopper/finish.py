@@ -36,7 +36,7 @@ def finish(call, tile, sums, acc, NTH: gl.constexpr):
     blind = high <= low
     pivot = gl.convert_layout(gl.max(sums.pivot, 1), layout)
     above = gl.log2(l)  # the lse from the pivot, beside which it may be too small to be seen
-    lse = pivot + above
+    lse = gl.where(l == 0.0, float("nan"), pivot + above)  # all logits of the row are -inf: 0 / 0
     share = 1.0 / l  # of a key at the pivot
     sink = -INFINITY
     if plan.SINKS:
