@@ -16,6 +16,7 @@ def test_cases_are_spread_over_all_of_a_test():
     assert sorted(gpu_suite.some_of(tests, 99, 5)) == sorted(tests)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_tests_that_were_not_reached_did_not_pass():
     names = ("test_cases_are_spread_over_all_of_a_test", "test_that_is_not_there")

@@ -41,6 +41,7 @@ def shaped(queries, dtype, **words):
     return c.with_keywords(**{**words, **floats})
 
 
+@pytest.mark.one_case
 @pytest.mark.skipif(native.library() is None, reason=str(native.fault()))
 @pytest.mark.parametrize("queries", [1, 5, 301])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -58,6 +59,7 @@ def test_the_compiled_pass_gives_the_same_bits_on_any_number_of_threads(
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("queries", [1, 5, 301])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [*COMPILED, *OTHERS])

@@ -22,6 +22,7 @@ def violations(page) -> list[str]:
 
 
 # Half of the eight combinations, in which every two choices still meet.
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("viewport", "theme", "lang"),
     [

@@ -20,6 +20,7 @@ def test_the_file_shows_the_librarys_numbers_without_a_server(chromium, exported
         expect(page.page.locator("[data-nearest]")).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_the_file_says_when_it_shows_the_nearest_numbers(chromium, exported):
     with opened(chromium, exported.as_uri()) as page:
         page.go("variance", d_k=128, scaled=True, seed=12345)

@@ -420,6 +420,7 @@ def assert_shadow_agrees(convert, function, tensors, keywords):
     assert described(shadow) == described(real)
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize("query_layout", LAYOUTS)
 @pytest.mark.parametrize("value_layout", ["contiguous", "tokens_first", "stepped", "expanded"])

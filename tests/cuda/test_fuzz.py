@@ -22,6 +22,7 @@ def test_triton_agrees_with_the_oracle(first):
     assert not reports, "\n" + "\n".join(reports)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mask", "mask_type"), [("bool", None), ("minus_inf", "float16"), ("float", "bfloat16")]
 )

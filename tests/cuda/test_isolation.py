@@ -171,6 +171,7 @@ def test_rows_that_another_kernel_left_broken_are_repaired(device, kind, extra):
     assert out[:, :, sees].isnan().all()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["bool by row", "causal", "window"])
 def test_additive_attention(device, kind):
     seen, words = seen_by(kind)

@@ -103,6 +103,7 @@ def everything(rank, world):
     mistakes(rank, world)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_training_step_is_that_of_one_process_and_leaves_everything_as_it_was():
     spawn(everything, 2)

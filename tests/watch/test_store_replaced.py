@@ -223,6 +223,7 @@ def test_second_store_of_a_process_takes_a_file_of_its_own(path):
         assert again.path == path
 
 
+@pytest.mark.nightly
 def test_fork_waits_for_the_commit(path):
     """A child that was forked in the midst of SQLite could not open a store of its own."""
     script = """

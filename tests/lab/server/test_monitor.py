@@ -95,6 +95,7 @@ def test_the_header_says_what_the_columns_are(store, viewer):
     viewer.until(lambda: wait.items() <= (viewer.texts[-1].get("status") or {}).items())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_field_is_that_of_the_store(store, path, viewer, field):
     write(store, 0, 10, 20)

@@ -61,6 +61,7 @@ def built(tree) -> Path:
     return tree / "dist"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_wheel_holds_the_page_and_nothing_it_was_made_from(built):
     (wheel,) = built.glob("*.whl")

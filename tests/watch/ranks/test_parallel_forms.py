@@ -23,6 +23,7 @@ from watched_ranks import (
 from scaledot import distributed
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_ranks_read_as_one_process():
     spawn(_two_ranks, 2)

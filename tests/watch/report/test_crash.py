@@ -89,6 +89,7 @@ def test_an_exception_is_kept_and_the_traceback_is_the_scripts_own(tmp_path, cap
     assert "The script ended at step 4 with ValueError: a bad batch" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_sigterm_is_kept_and_ends_the_process_as_ever(tmp_path):
     script = """
         train(4)
@@ -114,6 +115,7 @@ def test_the_scripts_own_handler_decides_its_exit_code(tmp_path):
     assert crashes == []  # it ended as it wished
 
 
+@pytest.mark.nightly
 def test_a_loss_that_is_no_number_is_kept_and_training_goes_on(tmp_path):
     done, crashes = _run(tmp_path, "train(6, broken=2); print('done')")
     assert (done.returncode, done.stdout) == (0, "done\n")
