@@ -189,3 +189,15 @@ def test_random_numbers_are_left_alone():
         F.scaled_dot_product_attention(q, q, q)
     assert readings
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 7, 5), (2, 0, 7, 5), (2, 3, 0, 5), (2, 3, 7, 0), (7, 0)])
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("every", [1, None])
+def test_calls_without_entries_are_served_as_ever(shape, scale, every):
+    q = random(*shape)
+    expected = F.scaled_dot_product_attention(q, q, q, scale=scale)
+    with Watch(every=every, store=[]) as watch:
+        for _ in range(4):
+            assert torch.equal(F.scaled_dot_product_attention(q, q, q, scale=scale), expected)
+            watch.step()

@@ -19,6 +19,7 @@ from scaledot.measure import Vitals
 from scaledot.watch.probes import compiled
 from scaledot.watch.probes.compiled import BUFFER, TAGS
 from scaledot.watch.probes.scores import Scores, Source, nothing
+from scaledot.watch.probes.seen import scale_of
 
 
 def look(
@@ -141,7 +142,7 @@ def _observe(
                 return found[1]
 
     plain_scale = per_head is None and weight is None and not rule
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = scale_of(query, scale)
     compiled.offer(site, query, measure, kind, source, factor if plain_scale else None)
 
 

@@ -14,7 +14,7 @@ from scaledot.watch.probes import compiled, frames, hub, in_graph, sharded
 from scaledot.watch.probes.patch import KnownToScript, Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.scores import Scores
-from scaledot.watch.probes.seen import Seen, why_not
+from scaledot.watch.probes.seen import Seen, scale_of, why_not
 
 KIND = "scaled_dot_product_attention"
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -159,5 +159,5 @@ def _look(
         return
 
     scores = Scores(query, key, attn_mask, is_causal, scale, enable_gqa)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = scale_of(query, scale)
     hub.offer(Seen(query, scores.vitals, KIND, scale=factor, source=scores.itself))

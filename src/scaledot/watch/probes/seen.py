@@ -29,6 +29,14 @@ class Seen(NamedTuple):
     source: Callable[[], Source | None] = nothing
 
 
+def scale_of(query: Tensor, scale: float | None) -> float | None:
+    """Return the scale of a call; None where there are no entries whose products it scales."""
+    width = query.shape[-1]
+    if not width:
+        return None
+    return width**-0.5 if scale is None else scale
+
+
 def why_not(query: Any) -> str:
     """Why this call cannot be measured; empty where it can."""
     if not isinstance(query, Tensor):
