@@ -13,6 +13,7 @@ from watched_models import assert_reads
 
 import scaledot
 from scaledot import Watch
+from scaledot.watch.probes import sdpa
 
 
 def random(*shape, seed=0):
@@ -201,3 +202,16 @@ def test_calls_without_entries_are_served_as_ever(shape, scale, every):
         for _ in range(4):
             assert torch.equal(F.scaled_dot_product_attention(q, q, q, scale=scale), expected)
             watch.step()
+
+
+def test_a_fault_of_the_watch_is_named_and_the_call_is_served(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a fault of the watch")
+
+    monkeypatch.setattr(sdpa, "Scores", broken)
+    q = random(2, 3, 7, 5)
+    expected = F.scaled_dot_product_attention(q, q, q)
+    with Watch(every=1, store=[]) as watch:
+        assert torch.equal(F.scaled_dot_product_attention(q, q, q), expected)
+        watch.step()
+    assert "a fault of the watch" in str(watch.coverage())

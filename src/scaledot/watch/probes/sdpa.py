@@ -79,7 +79,10 @@ def _probe(original: Any) -> Any:
             frames.hide(error)
             raise
         if hub.wants() and not torch.compiler.is_compiling():
-            _look(*args, **kwargs)
+            try:
+                _look(*args, **kwargs)
+            except Exception as error:  # ours, and no matter of the program's
+                hub.cannot_see(KIND, f"{type(error).__name__}: {error}")
         return out
 
     def traced(
