@@ -24,7 +24,7 @@ def enough_layers(seen: int, unseen: int) -> bool:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was read of a run; of several layers the one that was read least."""
+    """Count what was read of a run; of several layers, of the one that was read least."""
 
     steps: int  # that the run has had
     read: int  # of these
@@ -38,7 +38,7 @@ class Evidence:
 
     @property
     def every(self) -> int | None:
-        """The --every that would read enough; None: every step was read, the run is too short."""
+        """Return the --every that would read enough; None: every step was read already."""
         return None if self.read >= self.steps else max(1, self.steps // WANTED)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Evidence:
 
 
 class Read:
-    """The steps in which one layer was read, as they come."""
+    """Follow the steps in which one layer is read."""
 
     def __init__(self, steps: np.ndarray | None = None) -> None:
         """steps: that are known already, in order."""
@@ -79,12 +79,12 @@ class Read:
         self.number += 1
 
     def until(self, first: int, last: int) -> Evidence:
-        """first, last: of the run."""
+        """Hold the readings against a run from step `first` to step `last`."""
         first, last = min(first, self._first), max(last, self._last)
         gap = max(self._gap, self._first - first, last - self._last)
         return Evidence(last - first + 1, self.number, gap, self._last - self._first)
 
 
 def least(every: Iterable[Evidence]) -> Evidence:
-    """The layer of which least was seen speaks for all: a head that was not read may be ill."""
+    """Return the evidence of the layer read least: a head that was not read may be ill."""
     return min(every, key=lambda one: (one.enough, -one.gap, one.read), default=Evidence(0, 0, 0))

@@ -26,7 +26,7 @@ WHOLE = slice(None)
 
 
 class Call(NamedTuple):
-    """Whose call it is."""
+    """Name the layer and the function of a call."""
 
     key: Key
     name: str  # of the layer in the coverage
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
 
 class Taker(Protocol):
-    """Who is given what was measured."""
+    """Take what was measured."""
 
     def take_stack(self, calls: Sequence[Call], numbers: Numbers) -> None:
         """numbers: [fields, calls * batch, heads]."""
@@ -45,7 +45,7 @@ class Taker(Protocol):
 
 
 class _Stack:
-    """Calls that differ in nothing but their numbers."""
+    """Hold calls that differ in nothing but their numbers."""
 
     def __init__(self, like: Scores, entries: slice) -> None:
         self.like, self.entries = like, entries
@@ -91,7 +91,7 @@ class _Stack:
         return Numbers(*stacked.vitals().packed())
 
     def _entries_of(self, stacked: Tensor) -> Tensor:
-        """[calls * batch, ...] to [calls * entries, ...]: a view where it is one entry of each."""
+        """Cut [calls * batch, ...] to [calls * entries, ...], as a view where one entry is read."""
         if self.entries == WHOLE:
             return stacked
         return stacked.unflatten(0, (len(self.calls), -1))[:, self.entries].flatten(0, 1)
@@ -107,7 +107,7 @@ class _Mask(NamedTuple):
 
 
 class Stacks:
-    """The calls of the step that is running."""
+    """Collect the calls of the running step that are measured at its end."""
 
     def __init__(self, taker: Taker) -> None:
         self._taker = taker

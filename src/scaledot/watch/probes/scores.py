@@ -1,4 +1,4 @@
-"""The scores of one call: the arguments of `scaledot.vitals`, and a part of their batch."""
+"""Hold the arguments of `scaledot.vitals` for one call, and cut out a part of their batch."""
 
 import math
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What the vitals of a call are computed of."""
+    """Hold what the vitals of a call are computed from."""
 
     query: Tensor
     key: Tensor
@@ -61,7 +61,7 @@ class Scores(NamedTuple):
         return Sizes(query[0], query[1], query[2])
 
     def part(self, entries: slice) -> "Scores":
-        """Some entries of the batch."""
+        """Return the same call with some entries of its batch."""
         mask, lengths = self.attn_mask, self.key_lengths
         if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
             mask = mask[entries]

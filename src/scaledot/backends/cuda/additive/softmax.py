@@ -13,7 +13,7 @@ from scaledot.backends.cuda.visible import Place, find_rows, key_tiles
 
 @triton.jit
 def renew_kernel(call, score, turned, blocks, cut):
-    """BLOCK_M rows over all keys that they see; blocks without rows far from 0 end at once."""
+    """Renew BLOCK_M rows over the keys that they see; blocks without far rows end at once."""
     program = tl.program_id(0)
     block = program % blocks
     head = (program // blocks).to(tl.int64)  # b * H + h

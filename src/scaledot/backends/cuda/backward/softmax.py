@@ -43,7 +43,7 @@ class Renewed(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """RowSoftmax of all rows, each [B, H, Q]."""
+    """Hold RowSoftmax of all rows, each [B, H, Q]."""
 
     pivot: Tensor
     above: Tensor
@@ -51,7 +51,7 @@ class Planes(NamedTuple):
 
 
 def row_softmax(grad_out: Tensor, out: Tensor, lse: Tensor) -> Planes:
-    """As the forward pass knows it; delta is 0 in rows that see no key, whatever comes in."""
+    """Compute it from the forward pass; delta is 0 in rows that see no key, whatever comes in."""
     batch, heads, queries, width = out.shape
     planes = Planes(*(torch.empty_like(lse) for _ in Planes._fields))
     block_v = padded(width)
@@ -110,7 +110,7 @@ def _softmax_kernel(
 
 @triton.jit(do_not_specialize=["blocks"])
 def _renew_kernel(call, incoming, blocks, cut):
-    """BLOCK_M rows over the keys that they see."""
+    """Renew BLOCK_M rows over the keys that they see."""
     program = tl.program_id(0)
     block = blocks - 1 - program % blocks  # the last rows see the most keys
     h = (program // blocks % call.heads).to(tl.int64)
@@ -174,7 +174,7 @@ def _add_key_tiles(
     EDGE: tl.constexpr,
     cut,
 ):
-    """The keys from `begin` to `end` into the sums."""
+    """Add the keys from `begin` to `end` to the sums."""
     FLOAT: tl.constexpr = call.FLOAT
     key_end = place.seq.key_end
     key = matrix_of(call.key, place.b, place.h // call.repeats)
@@ -221,7 +221,7 @@ def add_pairs(
     PRECISE: tl.constexpr,
     AXIS: tl.constexpr,
 ):
-    """A tile of scores into the sums; AXIS: of its keys."""
+    """Add a tile of scores to the sums; AXIS: that of its keys."""
     x, _, seen = pair_arguments(scores, factor, i, j, call, place, EDGE, PRECISE)
     shown = x
     if EDGE:
@@ -247,7 +247,7 @@ def add_pairs(
 
 @triton.jit
 def start_pairs(call, b, h, BLOCK: tl.constexpr):
-    """The sums of rows that have met no key, only their sink."""
+    """Start the sums of rows, with their sink and no key."""
     pivot = tl.full([BLOCK], float("-inf"), call.FLOAT)
     total = tl.zeros([BLOCK], call.FLOAT)
     if call.sinks.ptr is not None:
@@ -258,7 +258,7 @@ def start_pairs(call, b, h, BLOCK: tl.constexpr):
 
 @triton.jit
 def far_rows(softmax):
-    """Which rows are renewed."""
+    """Tell which rows are renewed."""
     size = tl.abs(softmax.pivot)
     return (size > FAR * LOG2E) & (size < float("inf"))
 
