@@ -70,7 +70,7 @@ THEN = (
 FUZZ_SHARE = 0.45  # of the processes
 # Tests of a process, neighbours: most of the time goes into importing torch and into kernels, which
 # neighbours share.
-SHARE, CONFORMANCE_SHARE = 16, 45
+SHARE, CONFORMANCE_SHARE = 16, 24
 # One thread a process, and nothing that it printed is lost when it is ended.
 ALONE = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 SHOWN = 3000  # characters of what a share that failed has printed; all of it is in the log
@@ -138,7 +138,7 @@ def _read() -> argparse.Namespace:
     add("--processes", type=int, default=max(os.cpu_count() or 1, 2), help="default: one a core")
     add("--most", type=int, default=4, help="cases of a test; 0: all")
     add("--cases", type=int, default=5000, help="of the fuzzer")
-    add("--kinds", type=int, default=64, help="so many kinds of calls are compiled for them")
+    add("--kinds", type=int, default=56, help="so many kinds of calls are compiled for them")
     add("--seed", type=int, default=1, help="of the fuzzer, and of which cases of a test run")
     add("--seconds", type=float, default=455, help="after which what still runs is ended")
     add("--record", type=Path, help="CSV file to which a line with the outcome is appended")

@@ -105,3 +105,39 @@ ADDITIVE = Case(
 )
 def test_additive_gradients_of_rows_far_from_zero(case):
     assert not check(replace(case, additive="heads"), "triton").faults
+
+
+REPAIRED = Case(queries=40, keys=40, width=16, value_width=16, level=1e4, common=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(REPAIRED, level=1e6, window=(2, 1), bad=("value", "nan", "hidden")),
+        replace(
+            REPAIRED, level=1e6, mask="bool", mask_shape=(40, 40), bad=("value", "inf", "anywhere")
+        ),
+        replace(REPAIRED, window=(16, 7), bad=("key", "inf", "anywhere")),
+    ],
+    ids=["window", "mask", "key"],
+)
+def test_rows_computed_again_far_from_zero(case):
+    """Their weights summed to 1.1: logits were rounded in another order than those in the sum."""
+    assert not check(case, "triton").faults
+
+
+NEAR = Case(queries=17, keys=33, width=13, value_width=13, dtype="float16", level=0.01)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(NEAR, scale="one_0d"),
+        replace(NEAR, scale="heads", mask="bool", mask_shape=(33,)),
+        replace(NEAR, scale="one_0d", additive="heads"),
+    ],
+    ids=["one", "mask", "additive"],
+)
+def test_the_scale_s_gradient_where_logits_are_small(case):
+    """The output's rounding, times the scores' distance from the lse, was larger than it."""
+    assert not check(replace(case, value_size=100.0), "triton").faults

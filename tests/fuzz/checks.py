@@ -151,6 +151,8 @@ def _check_gradients(outcome: Outcome, call: Call, backend, keep, exact_out) -> 
         each = functools.partial(looks.take, name=name)
         want, one = exact[name].detach(), name in ("scale", "sinks")
         _compare(outcome, f"gradient of {name}", got, want, each, claims[name], case, pooled=one)
+    if peers:  # their sums are in no fixed order
+        return
     _, again = found()
     for name, got in grads.items():
         _check_equal(outcome, f"repeated gradient of {name}", again[name], got)

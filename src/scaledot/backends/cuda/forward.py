@@ -388,7 +388,11 @@ def _forward_kernel(
         poisoned = (tl.sum(acc * 0.0, 1) != 0.0) & (sums.row_sum < float("inf"))
         if tl.max(tl.where(poisoned & inside, 1, 0), 0) > 0:  # noqa: SIM102, Triton computes both
             if hides_broken_values(tiles, call, place, cut):
-                acc, _ = add_seen_values(sums.row_max, rows, row_end, tiles, call, place, cut)
+                acc, total = add_seen_values(sums.row_max, rows, row_end, tiles, call, place, cut)
+                if SINK:
+                    total += tl.exp2(sink2 - sums.row_max)
+                # Its logits are rounded in another order: far from 0 their sum is another.
+                acc *= tl.where(total > 0.0, sums.row_sum / total, 1.0)[:, None]
 
     closed = close_sums(sums, sink2)
     if tl.max(tl.where(closed.empty & inside, 1, 0), 0) > 0:

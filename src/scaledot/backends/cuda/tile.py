@@ -483,7 +483,8 @@ def store_statistics(
     if APART:
         key_max = sums.key_max
     top_p = tl.exp2(key_max - sums.row_max) / closed.divisor
-    first_p = tl.exp2(first - sums.row_max) / closed.divisor
+    # Its logit is summed in another order: far from 0 it may come out above the largest.
+    first_p = tl.minimum(tl.exp2(first - sums.row_max) / closed.divisor, top_p)
     sum_p2 = sums.squares / (closed.divisor * closed.divisor)
     finite = _finite(closed.divisor) & _finite(sums.weighted) & _finite(key_max)
     max_logit = key_max

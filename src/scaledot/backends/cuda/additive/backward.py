@@ -21,7 +21,13 @@ from scaledot.backends.cuda.additive.softmax import renew_kernel
 from scaledot.backends.cuda.arguments import NO_HEADS, NO_NUMBERS, compute_type, constants
 from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.softmax import row_softmax
-from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to, sums_to_zero
+from scaledot.backends.cuda.backward.totals import (
+    no_pairs,
+    scale_gradient,
+    sink_gradient,
+    summed_to,
+    sums_to_zero,
+)
 from scaledot.backends.cuda.launching import launch
 from scaledot.backends.cuda.replay import Once
 from scaledot.backends.cuda.visible import blocks_of
@@ -93,7 +99,8 @@ def backward(
     splits = _splits(batch * heads * blocks)
     row_units = zeros(splits, batch, heads, units, queries)
     weight_units = zeros(splits, batch, heads, units, queries) if wanted.weight else None
-    row_scales = zeros(splits, batch, heads, queries) if wanted.head_scale else None
+    centred = sums_to_zero(inputs, settings)
+    row_scales = zeros(4, splits, batch, heads, queries) if wanted.head_scale else None
     arguments = {
         **common,
         "row_units_ptr": row_units,
@@ -102,7 +109,7 @@ def backward(
         "blocks": blocks,
         "splits": splits,
         "cut": by_rows,
-        **constants(CENTRED=sums_to_zero(inputs, settings)),
+        **constants(CENTRED=centred),
     }
     launch(rows_kernel, splits * batch * heads * blocks, query, arguments, **options)
     grad_query = (row_units.sum(0)[:, :, :width] * slope).mT.to(query.dtype)
@@ -136,7 +143,7 @@ def backward(
         mask=grad_mask,
         head_scale=None
         if row_scales is None
-        else summed_to(inputs.head_scale, row_scales.sum((0, -1)) * settings.scale),
+        else scale_gradient(inputs.head_scale, row_scales.sum(1), settings, centred),
         sinks=sink_gradient(inputs.sinks, *softmax) if wanted.sinks else None,
         weight=None
         if weight_units is None

@@ -68,6 +68,7 @@ class Pairs(NamedTuple):
 
     raw: Any
     distance: Any
+    p: Any
     used: Any
     grad_a: Any
     grad_s: Any
@@ -96,11 +97,11 @@ def tile_gradients(
     """Tiles are [rows, keys] where ROWS_FIRST, else [keys, rows]; softmax and factor: of rows."""
     tile = tile_scores(queries, keys, factor, call, place, score, turned, V, ROWS_FIRST)
     softmax = down(softmax) if ROWS_FIRST else across(softmax)
-    used, grad_a, grad_s = pair_gradients(
+    p, used, grad_a, grad_s = pair_gradients(
         tile.raw, tile.grad_p, tile.factor, softmax, tile.i, tile.j, call, place, True, True
     )
     grad_raw = grad_s * (tile.factor * LN2)
-    return Pairs(tile.raw, tile.distance, used, grad_a, grad_s, grad_raw)
+    return Pairs(tile.raw, tile.distance, p, used, grad_a, grad_s, grad_raw)
 
 
 @triton.jit

@@ -5,7 +5,13 @@ import triton.language as tl
 
 from scaledot.backends.cuda.additive.pairs import add_units, group_of, tile_gradients
 from scaledot.backends.cuda.additive.units import tokens_of
-from scaledot.backends.cuda.backward.pairs import load_softmax, score_centre
+from scaledot.backends.cuda.backward.pairs import (
+    add_scales,
+    load_softmax,
+    score_centre,
+    start_scales,
+    store_scales,
+)
 from scaledot.backends.cuda.logits import row_scale
 from scaledot.backends.cuda.visible import Place, find_rows, key_tiles
 
@@ -25,9 +31,8 @@ def rows_kernel(
 ):
     """BLOCK_M rows over every splits-th tile of the keys that they see.
 
-    row_units and weight_units [splits, B, H, units, Q]; row_scales [splits, B, H, Q]:
-    dscale_h = sum_ij dS_ij score_ij / scale_h, for each row; CENTRED: see
-    backward/rows.py.
+    row_units and weight_units [splits, B, H, units, Q]; row_scales [4, splits, B, H, Q], CENTRED:
+    see backward/rows.py.
     """
     program = tl.program_id(0)
     split = program % splits
@@ -49,7 +54,7 @@ def rows_kernel(
     if weight_units_ptr is not None:
         weight_units_ptr += copy * score.UNITS * call.queries
 
-    scales = tl.zeros([cut.BLOCK_M], call.FLOAT)
+    scales = start_scales(cut.BLOCK_M, call.FLOAT)
     across_rows = factor
     if call.LOG_N:
         across_rows = factor[None, :]
@@ -62,9 +67,7 @@ def rows_kernel(
             queries, keys, softmax, factor, call, place, score, turned, cut.V, False
         )
         if row_scales_ptr is not None:
-            grad_s = pairs.grad_s
-            off = pairs.raw - centre
-            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * off), 0)
+            scales = add_scales(scales, pairs.p, pairs.grad_s, pairs.raw - centre, 0)
         add_units(
             pairs.grad_raw,
             keys,
@@ -76,4 +79,5 @@ def rows_kernel(
             score,
         )
     if row_scales_ptr is not None:
-        tl.store(row_scales_ptr + copy * call.queries + rows, scales, mask=inside)
+        plane = tl.cast(splits, tl.int64) * call.batch * call.heads * call.queries
+        store_scales(row_scales_ptr + copy * call.queries + rows, plane, scales, inside)

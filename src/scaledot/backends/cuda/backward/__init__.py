@@ -43,7 +43,12 @@ from scaledot.backends.cuda.backward.mask_share import share_mask
 from scaledot.backends.cuda.backward.pairs import Cut, Incoming
 from scaledot.backends.cuda.backward.rows import rows_kernel
 from scaledot.backends.cuda.backward.softmax import renew_far_rows, row_softmax
-from scaledot.backends.cuda.backward.totals import no_pairs, sink_gradient, summed_to, sums_to_zero
+from scaledot.backends.cuda.backward.totals import (
+    no_pairs,
+    scale_gradient,
+    sink_gradient,
+    sums_to_zero,
+)
 from scaledot.backends.cuda.counts import with_counts
 from scaledot.backends.cuda.visible import blocks_of
 from scaledot.backends.inputs import Gradients, Inputs, Wanted
@@ -135,14 +140,15 @@ def backward(
         grad_key_ptr=grad_key, grad_value_ptr=grad_value, blocks=blocks, cut=tiles, **common
     )
 
-    row_scales = torch.empty_like(softmax.delta) if wanted.head_scale else None
+    centred = whole and sums_to_zero(inputs, settings)
+    row_scales = softmax.delta.new_zeros(4, *softmax.delta.shape) if wanted.head_scale else None
     blocks = blocks_of(call, queries, config.rows_m)
     rows_kernel[(batch * heads * blocks * parts,)](
         grad_query_ptr=grad_query,
         row_scales_ptr=row_scales,
         blocks=blocks,
         cut=by_rows,
-        **constants(CENTRED=whole and sums_to_zero(inputs, settings)),
+        **constants(CENTRED=centred),
         **common,
     )
 
@@ -158,7 +164,7 @@ def backward(
         mask=grad_mask,
         head_scale=None
         if row_scales is None
-        else summed_to(inputs.head_scale, row_scales.sum(-1) * settings.scale),
+        else scale_gradient(inputs.head_scale, row_scales, settings, centred),
         sinks=sink_gradient(inputs.sinks, *softmax) if wanted.sinks else None,
         weight=None,
     )

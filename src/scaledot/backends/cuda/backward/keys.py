@@ -6,12 +6,11 @@ import triton.language as tl
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
     across,
+    add_product,
     alive_rows,
     load_softmax,
-    one_by_one,
     pair_gradients,
     product,
-    seen_only,
     store_rows,
     wide_product,
 )
@@ -60,6 +59,7 @@ def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
                     place,
                     incoming,
                     part != 0,
+                    False,
                     cut,
                 )
     if MASKED or BEFORE or call.window.left is not None:
@@ -67,9 +67,26 @@ def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
         poisoned = (tl.sum(grad_k * 0.0, 1) != 0.0) | (tl.sum(grad_v * 0.0, 1) != 0.0)
         if tl.max(poisoned.to(tl.int32), 0) > 0:  # noqa: SIM102, Triton would compute both
             if _hides_broken_rows(tiles, b, g, call, incoming, cut):
-                grad_k, grad_v = _add_seen_rows(
-                    keys, values, own_part, tiles, b, g, seq, call, incoming, cut
-                )
+                grad_k = tl.zeros_like(grad_k)
+                grad_v = tl.zeros_like(grad_v)
+                for repeat in range(0, call.repeats):
+                    grad_k, grad_v = _add_row_tiles(
+                        grad_k,
+                        grad_v,
+                        tiles.begin,
+                        tiles.end,
+                        k,
+                        v,
+                        keys,
+                        values,
+                        own_part,
+                        call,
+                        Place(b, g * call.repeats + repeat, seq),
+                        incoming,
+                        True,
+                        True,
+                        cut,
+                    )
     if not call.LOG_N and call.head_scale.ptr is None:  # one factor for the whole call
         grad_k = grad_k * number(call.scale, call.FLOAT)
     # Keys past their length share the block: a row that is not finite hides from them as well.
@@ -108,15 +125,20 @@ def _add_row_tiles(
     place,
     incoming,
     EDGE: tl.constexpr,
+    CLEAN: tl.constexpr,
     cut,
 ):
-    """The rows from `begin` to `end` of one head into dK and dV; EDGE: some pairs are hidden."""
-    FLOAT: tl.constexpr = call.FLOAT
+    """Add the rows from `begin` to `end` of one head to dK and dV.
+
+    EDGE: some pairs are hidden. CLEAN: and what is not finite reaches only the keys that its row
+    sees.
+    """
+    STAGES: tl.constexpr = tl.constexpr(1 if CLEAN else None)
     row_end = place.seq.row_end
     query = matrix_of(call.query, place.b, place.h)
     grad_out = matrix_of(incoming, place.b, place.h)
     lines = (place.b * call.heads + place.h) * call.queries
-    for start in range(begin, end, cut.BLOCK_M):
+    for start in tl.range(begin, end, cut.BLOCK_M, num_stages=STAGES):
         rows = start + tl.arange(0, cut.BLOCK_M)
         softmax = load_softmax(incoming, lines, rows, row_end)
         alive = rows
@@ -137,7 +159,7 @@ def _add_row_tiles(
             grad_p = wide_product(values, grads, cut.V, cut.BLOCK_V, call, cut)
             q = load_rows(query, alive, row_end, cut.D, cut.BLOCK_D, True, own_part)
             do = load_rows(grad_out, alive, row_end, cut.V, cut.BLOCK_V, True, own_part)
-        p, _, grad_s = pair_gradients(
+        _, p, _, grad_s = pair_gradients(
             scores,
             grad_p,
             factor,
@@ -147,16 +169,13 @@ def _add_row_tiles(
             call,
             place,
             EDGE,
-            q.dtype == FLOAT,
+            q.dtype == call.FLOAT,
         )
-        grad_v = tl.dot(
-            p.to(do.dtype), do, grad_v, input_precision=cut.PRECISION, out_dtype=FLOAT
-        )  # P^T dO
+        grad_v = add_product(grad_v, p, p != 0.0, do, call, cut, CLEAN)  # P^T dO
+        gave = grad_s != 0.0
         if call.LOG_N or call.head_scale.ptr is not None:
             grad_s = grad_s * (factor * LN2)
-        grad_k = tl.dot(
-            grad_s.to(q.dtype), q, grad_k, input_precision=cut.PRECISION, out_dtype=FLOAT
-        )  # dS^T Q
+        grad_k = add_product(grad_k, grad_s, gave, q, call, cut, CLEAN)  # dS^T Q
     return grad_k, grad_v
 
 
@@ -173,49 +192,3 @@ def _hides_broken_rows(tiles, b, g, call, incoming, cut):
             found |= holds_broken(query, begin, end, stop, cut.D, cut.BLOCK_D, cut.BLOCK_M)
             found |= holds_broken(grad_out, begin, end, stop, cut.V, cut.BLOCK_V, cut.BLOCK_M)
     return found
-
-
-@triton.jit
-def _add_seen_rows(keys, values, own_part, tiles, b, g, seq, call, incoming, cut):
-    """dK and dV of all rows, one after the other: a row joins the keys that it sees, and no other.
-
-    In a product of matrices 0 times a row that is not finite would be NaN in all of them.
-    """
-    grad_k = tl.zeros([cut.BLOCK_N, cut.BLOCK_D], call.FLOAT)
-    grad_v = tl.zeros([cut.BLOCK_N, cut.BLOCK_V], call.FLOAT)
-    row_end = seq.row_end
-    for repeat in range(0, call.repeats):
-        place = Place(b, g * call.repeats + repeat, seq)
-        query = matrix_of(call.query, b, place.h)
-        grad_out = matrix_of(incoming, b, place.h)
-        lines = (b * call.heads + place.h) * call.queries
-        for start in range(tiles.begin, tl.minimum(tiles.end, row_end)):
-            row = start + tl.arange(0, 1)
-            softmax = load_softmax(incoming, lines, row, row_end)
-            alive = alive_rows(row, softmax, row_end)
-            factor = row_scale(call, place, row)
-            if call.LOG_N:
-                factor = factor[None, :]
-            queries = Rows(query, alive, row_end)
-            grads = Rows(grad_out, alive, row_end)
-            scores = one_by_one(keys, queries, cut.D, cut.BLOCK_D, call, cut)  # [N, 1]
-            grad_p = one_by_one(values, grads, cut.V, cut.BLOCK_V, call, cut)
-            q = load_rows(query, alive, row_end, cut.D, cut.BLOCK_D, True, own_part)
-            do = load_rows(grad_out, alive, row_end, cut.V, cut.BLOCK_V, True, own_part)
-            p, _, grad_s = pair_gradients(
-                scores,
-                grad_p,
-                factor,
-                across(softmax),
-                row[None, :],
-                keys.rows[:, None],
-                call,
-                place,
-                True,
-                q.dtype == call.FLOAT,
-            )
-            grad_v += seen_only(p, do)
-            if call.LOG_N or call.head_scale.ptr is not None:
-                grad_s = grad_s * (factor * LN2)
-            grad_k += seen_only(grad_s, q)
-    return grad_k, grad_v

@@ -65,7 +65,7 @@ def _add_pairs(total, share, call, place, incoming, cut):
             scores = wide_product(queries, keys, cut.D, cut.BLOCK_D, call, cut)  # [M, N]
             values = Rows(value, inside, seq.key_end)
             grad_p = wide_product(grads, values, cut.V, cut.BLOCK_V, call, cut)  # [M, N]
-            _, grad_a, _ = pair_gradients(
+            _, _, grad_a, _ = pair_gradients(
                 scores,
                 grad_p,
                 factor,

@@ -56,6 +56,18 @@ class Cut(NamedTuple):
     PRECISION: Any  # of matrix products
 
 
+class Scales(NamedTuple):
+    """Sums over the keys of a row, of which `totals.scale_gradient` makes the scale's gradient.
+
+    off: the score about the row's centre.
+    """
+
+    product: Any  # dS off
+    rest: Any  # dS, which should be 0
+    shift: Any  # P off
+    total: Any  # P
+
+
 class Rows(NamedTuple):
     """Some rows of a matrix; those from `end` on are read as 0."""
 
@@ -83,14 +95,40 @@ def load_softmax(incoming, first, rows, end):
 def score_centre(pivot, factor, CENTRED: tl.constexpr):
     """The raw score at a row's pivot; pivot and factor broadcast against each other.
 
-    Where a row's dS sum to 0 its scores may count from any number. Far from 0 the rounding of that
-    sum, times the scores, would be all that is left of the scale's gradient.
+    Where a row's dS sum to 0 its scores may count from any number. Far from 0 the rounding of the
+    scores would be all that is left of the scale's gradient.
     """
     centre = tl.zeros_like(pivot)
     if CENTRED:
         at_pivot = pivot / factor
         centre = tl.where(tl.abs(at_pivot) < float("inf"), at_pivot, 0.0)
     return centre
+
+
+@triton.jit
+def start_scales(BLOCK: tl.constexpr, dtype: tl.constexpr):
+    zeros = tl.zeros([BLOCK], dtype)
+    return Scales(zeros, zeros, zeros, zeros)
+
+
+@triton.jit
+def add_scales(scales, p, grad_s, off, AXIS: tl.constexpr):
+    """Add a tile; off: its scores about the rows' centres. AXIS: that of its keys."""
+    return Scales(
+        # 0 times a hidden score that is not finite
+        scales.product + tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * off), AXIS),
+        scales.rest + tl.sum(grad_s, AXIS),
+        scales.shift + tl.sum(tl.where(p == 0.0, 0.0, p * off), AXIS),
+        scales.total + tl.sum(p, AXIS),
+    )
+
+
+@triton.jit
+def store_scales(ptrs, plane, scales, mask):
+    tl.store(ptrs, scales.product, mask=mask)
+    tl.store(ptrs + plane, scales.rest, mask=mask)
+    tl.store(ptrs + 2 * plane, scales.shift, mask=mask)
+    tl.store(ptrs + 3 * plane, scales.total, mask=mask)
 
 
 @triton.jit
@@ -142,21 +180,20 @@ def wide_product(one, two, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
 
 
 @triton.jit
-def one_by_one(rows, one, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
-    """[n, 1]: the products of rows with one other, without a product of matrices."""
-    result = tl.zeros([rows.rows.shape[0], 1], call.FLOAT)
-    for part in range(0, cut.PARTS):
-        a = load_rows(rows.matrix, rows.rows, rows.end, WIDTH, BLOCK, True, part)
-        b = load_rows(one.matrix, one.rows, one.end, WIDTH, BLOCK, True, part)
-        result += tl.sum(a.to(call.FLOAT) * b.to(call.FLOAT), 1, keep_dims=True)
-    return result
+def add_product(acc, weights, gave, rows, call, cut, CLEAN: tl.constexpr):
+    """acc + weights [n, m] rows [m, w].
 
-
-@triton.jit
-def seen_only(gradients, row):
-    """gradients [n, 1] times a row [1, m]; 0 where the gradient is 0, whatever is in the row."""
-    product = gradients.to(row.dtype).to(gradients.dtype) * row.to(gradients.dtype)
-    return tl.where(gradients == 0.0, 0.0, product)
+    A product of matrices takes 0 times what is not finite for NaN, in every result. CLEAN: only
+    the results get it to which its row gave anything, `gave` [n, m].
+    """
+    if CLEAN:
+        broken = rows.to(call.FLOAT) * 0.0 != 0.0
+        rows = tl.where(broken, 0.0, rows.to(call.FLOAT)).to(rows.dtype)
+        ones = tl.where(gave, 1.0, 0.0).to(rows.dtype)
+        reached = tl.dot(ones, tl.where(broken, 1.0, 0.0).to(rows.dtype), out_dtype=call.FLOAT)
+        acc = tl.where(reached > 0.0, float("nan"), acc)
+    weights = weights.to(rows.dtype)
+    return tl.dot(weights, rows, acc, input_precision=cut.PRECISION, out_dtype=call.FLOAT)
 
 
 # --- pairs ---------------------------------------------------------------------------------------
@@ -166,6 +203,8 @@ def seen_only(gradients, row):
 def pair_arguments(scores, factor, i, j, call, place, EDGE: tl.constexpr, PRECISE: tl.constexpr):
     """x, its slope over the uncapped one, and which pairs are seen; see `pair_gradients`."""
     x = scores * factor
+    if PRECISE:  # rounded here in every kernel, whatever it is added to: P must be the same in all
+        x = tl.fma(scores, factor, 0.0)
     slope = x
     if call.softcap is not None:
         x, slope = capped(call, x, PRECISE)
@@ -202,7 +241,7 @@ def pair_gradients(
     EDGE: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
-    """P (times dropout's factors), dA and dS of a tile; everything broadcasts from i and j.
+    """P, P times dropout's factors, dA and dS of a tile; everything broadcasts from i and j.
 
     scores = q . k and grad_p = dO . v are [M, N] with i [M, 1] and j [1, N], or [N, M] with
     i [1, M] and j [N, 1]; factor and softmax are like i, or numbers. EDGE: some pairs are hidden.
@@ -221,4 +260,4 @@ def pair_gradients(
     if EDGE:  # 0 * NaN of what is hidden
         grad_a = tl.where(seen, grad_a, 0.0)
         grad_s = tl.where(seen, grad_s, 0.0)
-    return used, grad_a, grad_s
+    return p, used, grad_a, grad_s

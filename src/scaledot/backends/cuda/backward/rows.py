@@ -5,15 +5,17 @@ import triton.language as tl
 
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
+    add_product,
+    add_scales,
     alive_rows,
     down,
     load_softmax,
-    one_by_one,
     pair_gradients,
     product,
     score_centre,
-    seen_only,
+    start_scales,
     store_rows,
+    store_scales,
     wide_product,
 )
 from scaledot.backends.cuda.logits import LN2, holds_broken, load_rows, matrix_of, row_scale
@@ -24,9 +26,9 @@ from scaledot.backends.cuda.visible import Place, find_rows, key_tiles, span_of
 def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut, CENTRED: tl.constexpr):
     """BLOCK_M rows over the keys that they see.
 
-    row_scales [B, H, Q]: sum_j dS_ij q_i . k_j, where the scale's gradient is wanted. Not by way of
-    dS K, which rounds dS: its rows would no longer sum to 0, and q . k may be far from it.
-    CENTRED: they do sum to 0, so q . k may count from what it is at the row's pivot.
+    row_scales [4, B, H, Q]: the sums of `add_scales`, where the scale's gradient is wanted. Not by
+    way of dS K, which rounds dS: its rows would no longer sum to 0, and q . k may be far from it.
+    CENTRED: they do sum to 0, so q . k may count from any number.
     """
     own_part = tl.program_id(0) % cut.PARTS  # of the columns of dQ
     program = tl.program_id(0) // cut.PARTS
@@ -56,7 +58,7 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut, CEN
     SCALES: tl.constexpr = tl.constexpr(row_scales_ptr is not None)
     centre = score_centre(softmax.pivot[:, None], factor, CENTRED)
     grad_q = tl.zeros([cut.BLOCK_M, cut.BLOCK_D], call.FLOAT)  # before the scale
-    scales = tl.zeros([cut.BLOCK_M], call.FLOAT)
+    scales = start_scales(cut.BLOCK_M, call.FLOAT)
     for part in tl.static_range(3):
         if (part == 0 and not MASKED) or part == 1 or (part == 2 and BEFORE):
             begin, end = span_of(tiles, part)
@@ -77,6 +79,7 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut, CEN
                 call,
                 place,
                 part != 0,
+                False,
                 SCALES,
                 cut,
             )
@@ -85,14 +88,33 @@ def rows_kernel(call, incoming, grad_query_ptr, row_scales_ptr, blocks, cut, CEN
         poisoned = (tl.sum(grad_q * 0.0, 1) != 0.0) & (tl.abs(softmax.pivot) < float("inf"))
         if tl.max(poisoned.to(tl.int32), 0) > 0:  # noqa: SIM102, Triton would compute both
             if _hides_broken_keys(tiles, call, place, cut):
-                grad_q = _add_seen_keys(
-                    queries, grads, own_part, softmax, rows, tiles, call, place, cut
+                grad_q, _ = _add_key_tiles(
+                    tl.zeros_like(grad_q),
+                    scales,
+                    tiles.begin,
+                    tiles.end,
+                    q,
+                    do,
+                    queries,
+                    grads,
+                    own_part,
+                    softmax,
+                    factor,
+                    centre,
+                    rows,
+                    call,
+                    place,
+                    True,
+                    True,
+                    False,
+                    cut,
                 )
     blind = softmax.pivot == float("inf")
     grad_q = tl.where(blind[:, None], 0.0, grad_q)
     if SCALES:
-        mine = (rows < row_end) & (own_part == 0)
-        tl.store(row_scales_ptr + lines + rows, tl.where(blind, 0.0, scales), mask=mine)
+        mine = (rows < row_end) & (own_part == 0) & (blind == 0)
+        plane = tl.cast(call.batch, tl.int64) * call.heads * call.queries
+        store_scales(row_scales_ptr + lines + rows, plane, scales, mine)
     grad_q = grad_q * (factor * LN2)
     store_rows(grad_query_ptr, lines, rows, row_end, own_part, grad_q, cut.OUT_D, cut.BLOCK_D)
 
@@ -115,15 +137,19 @@ def _add_key_tiles(
     call,
     place,
     EDGE: tl.constexpr,
+    CLEAN: tl.constexpr,
     SCALES: tl.constexpr,
     cut,
 ):
-    """The keys from `begin` to `end` into dQ and the scale's gradient; EDGE: some are hidden."""
-    FLOAT: tl.constexpr = call.FLOAT
+    """Add the keys from `begin` to `end` to dQ and the scale's gradient.
+
+    EDGE: some are hidden. CLEAN: and what is not finite reaches only the rows that see its key.
+    """
+    STAGES: tl.constexpr = tl.constexpr(1 if CLEAN else None)
     key_end = place.seq.key_end
     key = matrix_of(call.key, place.b, place.h // call.repeats)
     value = matrix_of(call.value, place.b, place.h // call.repeats)
-    for start in range(begin, end, cut.BLOCK_N):
+    for start in tl.range(begin, end, cut.BLOCK_N, num_stages=STAGES):
         columns = start + tl.arange(0, cut.BLOCK_N)
         if cut.PARTS == 1:
             v = load_rows(value, columns, key_end, cut.V, cut.BLOCK_V, EDGE)  # [N, V]
@@ -136,7 +162,7 @@ def _add_key_tiles(
             keys = Rows(key, columns, key_end)
             scores = wide_product(queries, keys, cut.D, cut.BLOCK_D, call, cut)
             k = load_rows(key, columns, key_end, cut.D, cut.BLOCK_D, True, own_part)
-        _, _, grad_s = pair_gradients(
+        p, _, _, grad_s = pair_gradients(
             scores,
             grad_p,
             factor,
@@ -146,14 +172,11 @@ def _add_key_tiles(
             call,
             place,
             EDGE,
-            q.dtype == FLOAT,
+            q.dtype == call.FLOAT,
         )
-        if SCALES:  # 0 times a hidden score that is not finite
-            off = scores - centre
-            scales += tl.sum(tl.where(grad_s == 0.0, 0.0, grad_s * off), 1)
-        grad_q = tl.dot(
-            grad_s.to(k.dtype), k, grad_q, input_precision=cut.PRECISION, out_dtype=FLOAT
-        )  # dS K
+        if SCALES:
+            scales = add_scales(scales, p, grad_s, scores - centre, 1)
+        grad_q = add_product(grad_q, grad_s, grad_s != 0.0, k, call, cut, CLEAN)  # dS K
     return grad_q, scales
 
 
@@ -167,39 +190,3 @@ def _hides_broken_keys(tiles, call, place, cut):
         stop = place.seq.key_end
         found |= holds_broken(key, begin, end, stop, cut.D, cut.BLOCK_D, cut.BLOCK_N)
     return found
-
-
-@triton.jit
-def _add_seen_keys(queries, grads, own_part, softmax, rows, tiles, call, place, cut):
-    """dQ of all keys, one after the other: a key joins the rows that see it, and no other.
-
-    In a product of matrices 0 times a key that is not finite would be NaN in all of them.
-    """
-    key_end = place.seq.key_end
-    key = matrix_of(call.key, place.b, place.h // call.repeats)
-    value = matrix_of(call.value, place.b, place.h // call.repeats)
-    factor = row_scale(call, place, rows)
-    if call.LOG_N:
-        factor = factor[:, None]
-    grad_q = tl.zeros([cut.BLOCK_M, cut.BLOCK_D], call.FLOAT)
-    for start in range(tiles.begin, tl.minimum(tiles.end, key_end)):
-        column = start + tl.arange(0, 1)
-        keys = Rows(key, column, key_end)
-        values = Rows(value, column, key_end)
-        scores = one_by_one(queries, keys, cut.D, cut.BLOCK_D, call, cut)
-        grad_p = one_by_one(grads, values, cut.V, cut.BLOCK_V, call, cut)
-        k = load_rows(key, column, key_end, cut.D, cut.BLOCK_D, True, own_part)  # [1, D]
-        _, _, grad_s = pair_gradients(
-            scores,
-            grad_p,
-            factor,
-            down(softmax),
-            rows[:, None],
-            column[None, :],
-            call,
-            place,
-            True,
-            k.dtype == call.FLOAT,
-        )
-        grad_q += seen_only(grad_s, k)
-    return grad_q

@@ -31,6 +31,18 @@ def sums_to_zero(inputs: Inputs, settings: Settings) -> bool:
     return unbiased and inputs.sinks is None and not settings.softcap
 
 
+def scale_gradient(scale: Tensor | None, sums: Tensor, settings: Settings, centred: bool) -> Tensor:
+    """Sum dS q . k of all pairs, by head; sums [4, B, H, Q]: the rows' Scales.
+
+    delta was taken from an output of fewer digits, so dS sum to a rest that is not 0. Where they
+    should, each row's share of it is P, and takes what P has of the scores along.
+    """
+    product, rest, shift, total = sums
+    if centred:
+        product = product - torch.where(total > 0.0, rest * shift / total, 0.0)
+    return summed_to(scale, product.sum(-1) * settings.scale)
+
+
 def sink_gradient(sinks: Tensor | None, pivot: Tensor, above: Tensor, delta: Tensor) -> Tensor:
     """-sum_i p_sink,i delta_i; in rows that see no key the pivot is +inf, and p_sink 0."""
     assert sinks is not None
