@@ -103,7 +103,11 @@ def distance_of(tokens):
 
 @triton.jit
 def raw_scores(one, two, distance, acc, call, place, score):
-    """weight . tanh(q + k) of a tile: places of `one` and `two` broadcast to it. acc: its zeros."""
+    """weight . tanh(q + k) of a tile: places of `one` and `two` broadcast to it. acc: its zeros.
+
+    Which products are rounded is written down, not left to the compiler: P is made again in several
+    kernels, and must be the same.
+    """
     weight_ptr = score.weight_ptr + place.b * score.stride_weight_b
     weight_ptr += place.h * (score.UNITS + 1)
     # One of three loops runs. Branches instead would be compiled once for each order of threads
@@ -117,15 +121,16 @@ def raw_scores(one, two, distance, acc, call, place, score):
         w, w_2, w_3, w_4 = _load_weights(weight_ptr + unit)
         d, d_2, d_3, d_4 = four_units(one, two, unit)
         first, second = d * d_2, d_3 * d_4
-        n = (w * d_2 + w_2 * d) * second + (w_3 * d_4 + w_4 * d_3) * first
-        acc += n * reciprocal(first * second, score.PTX)
+        n = _crossed(w_3, d_4, w_4, d_3) * first
+        n = tl.fma(_crossed(w, d_2, w_2, d), second, n)
+        acc = tl.fma(n, reciprocal(first * second, score.PTX), acc)
     for unit in range(0, apart, 4):
         w, w_2, w_3, w_4 = _load_weights(weight_ptr + unit)
         d, d_2, d_3, d_4 = four_units(one, two, unit)
-        acc += (w * d_2 + w_2 * d) * reciprocal(d * d_2, score.PTX)
-        acc += (w_3 * d_4 + w_4 * d_3) * reciprocal(d_3 * d_4, score.PTX)
+        acc = tl.fma(_crossed(w, d_2, w_2, d), reciprocal(d * d_2, score.PTX), acc)
+        acc = tl.fma(_crossed(w_3, d_4, w_4, d_3), reciprocal(d_3 * d_4, score.PTX), acc)
     for unit in range(0, far):
-        acc += tl.load(weight_ptr + unit) * far_unit(one, two, unit)
+        acc = tl.fma(tl.load(weight_ptr + unit), far_unit(one, two, unit), acc)
     return tl.load(weight_ptr + score.UNITS) - 2.0 * acc
 
 
@@ -134,7 +139,12 @@ def four_units(one, two, unit):
     """d = 1 + e^(2 (q + k)) of four units."""
     i, i_2, i_3, i_4 = _load_growth(one, unit)
     j, j_2, j_3, j_4 = _load_growth(two, unit)
-    return i * j + 1.0, i_2 * j_2 + 1.0, i_3 * j_3 + 1.0, i_4 * j_4 + 1.0
+    return tl.fma(i, j, 1.0), tl.fma(i_2, j_2, 1.0), tl.fma(i_3, j_3, 1.0), tl.fma(i_4, j_4, 1.0)
+
+
+@triton.jit
+def _crossed(w, d_2, w_2, d):
+    return tl.fma(w, d_2, w_2 * d)
 
 
 @triton.jit

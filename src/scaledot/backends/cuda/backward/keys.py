@@ -6,7 +6,7 @@ import triton.language as tl
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
     across,
-    add_product,
+    add_one_by_one,
     alive_rows,
     load_softmax,
     pair_gradients,
@@ -66,7 +66,7 @@ def keys_kernel(call, incoming, grad_key_ptr, grad_value_ptr, blocks, cut):
         # Rows that see none of these keys may have broken queries or gradients.
         poisoned = (tl.sum(grad_k * 0.0, 1) != 0.0) | (tl.sum(grad_v * 0.0, 1) != 0.0)
         if tl.max(poisoned.to(tl.int32), 0) > 0:  # noqa: SIM102, Triton would compute both
-            if _hides_broken_rows(tiles, b, g, call, incoming, cut):
+            if _hides_broken_rows(tiles, seq.row_end, b, g, call, incoming, cut):
                 grad_k = tl.zeros_like(grad_k)
                 grad_v = tl.zeros_like(grad_v)
                 for repeat in range(0, call.repeats):
@@ -171,19 +171,27 @@ def _add_row_tiles(
             EDGE,
             q.dtype == call.FLOAT,
         )
-        grad_v = add_product(grad_v, p, p != 0.0, do, call, cut, CLEAN)  # P^T dO
-        gave = grad_s != 0.0
         if call.LOG_N or call.head_scale.ptr is not None:
             grad_s = grad_s * (factor * LN2)
-        grad_k = add_product(grad_k, grad_s, gave, q, call, cut, CLEAN)  # dS^T Q
+        if CLEAN:
+            some = Rows(grad_out, alive, row_end)
+            grad_v = add_one_by_one(grad_v, p, some, own_part, cut.BLOCK_M, cut.V, cut.BLOCK_V)
+            some = Rows(query, alive, row_end)
+            grad_k = add_one_by_one(grad_k, grad_s, some, own_part, cut.BLOCK_M, cut.D, cut.BLOCK_D)
+        else:
+            grad_v = tl.dot(
+                p.to(do.dtype), do, grad_v, input_precision=cut.PRECISION, out_dtype=call.FLOAT
+            )  # P^T dO
+            grad_k = tl.dot(
+                grad_s.to(q.dtype), q, grad_k, input_precision=cut.PRECISION, out_dtype=call.FLOAT
+            )  # dS^T Q
     return grad_k, grad_v
 
 
 @triton.jit
-def _hides_broken_rows(tiles, b, g, call, incoming, cut):
+def _hides_broken_rows(tiles, stop, b, g, call, incoming, cut):
     """Whether a query or a gradient that is not finite lies in a tile of rows that hides pairs."""
     found = False
-    stop = tiles.end
     for repeat in range(0, call.repeats):
         query = matrix_of(call.query, b, g * call.repeats + repeat)
         grad_out = matrix_of(incoming, b, g * call.repeats + repeat)

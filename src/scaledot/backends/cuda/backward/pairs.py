@@ -180,20 +180,21 @@ def wide_product(one, two, WIDTH: tl.constexpr, BLOCK: tl.constexpr, call, cut):
 
 
 @triton.jit
-def add_product(acc, weights, gave, rows, call, cut, CLEAN: tl.constexpr):
-    """acc + weights [n, m] rows [m, w].
+def add_one_by_one(
+    acc, gradients, others, part, SPAN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """acc + gradients [n, SPAN] times SPAN other rows, which join those with a gradient alone.
 
-    A product of matrices takes 0 times what is not finite for NaN, in every result. CLEAN: only
-    the results get it to which its row gave anything, `gave` [n, m].
+    In a product of matrices 0 times what is not finite would be NaN in all of them.
     """
-    if CLEAN:
-        broken = rows.to(call.FLOAT) * 0.0 != 0.0
-        rows = tl.where(broken, 0.0, rows.to(call.FLOAT)).to(rows.dtype)
-        ones = tl.where(gave, 1.0, 0.0).to(rows.dtype)
-        reached = tl.dot(ones, tl.where(broken, 1.0, 0.0).to(rows.dtype), out_dtype=call.FLOAT)
-        acc = tl.where(reached > 0.0, float("nan"), acc)
-    weights = weights.to(rows.dtype)
-    return tl.dot(weights, rows, acc, input_precision=cut.PRECISION, out_dtype=call.FLOAT)
+    order = tl.arange(0, SPAN)
+    for place in range(0, SPAN):
+        one = tl.max(tl.where(order == place, others.rows, 0), 0) + tl.arange(0, 1)
+        row = load_rows(others.matrix, one, others.end, WIDTH, BLOCK, True, part)  # [1, BLOCK]
+        mine = tl.sum(tl.where((order == place)[None, :], gradients, 0.0), 1, keep_dims=True)
+        product = mine.to(row.dtype).to(mine.dtype) * row.to(mine.dtype)
+        acc += tl.where(mine == 0.0, 0.0, product)
+    return acc
 
 
 # --- pairs ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from scaledot.backends.cuda.backward.pairs import (
     Rows,
-    add_product,
+    add_one_by_one,
     add_scales,
     alive_rows,
     down,
@@ -176,7 +176,13 @@ def _add_key_tiles(
         )
         if SCALES:
             scales = add_scales(scales, p, grad_s, scores - centre, 1)
-        grad_q = add_product(grad_q, grad_s, grad_s != 0.0, k, call, cut, CLEAN)  # dS K
+        if CLEAN:
+            keys = Rows(key, columns, key_end)
+            grad_q = add_one_by_one(grad_q, grad_s, keys, own_part, cut.BLOCK_N, cut.D, cut.BLOCK_D)
+        else:
+            grad_q = tl.dot(
+                grad_s.to(k.dtype), k, grad_q, input_precision=cut.PRECISION, out_dtype=call.FLOAT
+            )  # dS K
     return grad_q, scales
 
 
