@@ -141,3 +141,12 @@ NEAR = Case(queries=17, keys=33, width=13, value_width=13, dtype="float16", leve
 def test_the_scale_s_gradient_where_logits_are_small(case):
     """The output's rounding, times the scores' distance from the lse, was larger than it."""
     assert not check(replace(case, value_size=100.0), "triton").faults
+
+
+@pytest.mark.one_case
+def test_a_broken_row_past_those_in_reach_breaks_no_key():
+    """It lies in the last tile of rows all the same."""
+    case = Case(seed=8, queries=71, keys=112, width=80, value_width=5, dtype="float64")
+    case = replace(case, is_causal=True, causal_align="bottom_right", window=(3, 66))
+    case = replace(case, mask="bool", mask_shape=(71, 112), bad=("query", "-inf", "anywhere"))
+    assert not check(case, "triton").faults
