@@ -110,6 +110,7 @@ def test_additive_gradients_of_rows_far_from_zero(case):
 REPAIRED = Case(queries=40, keys=40, width=16, value_width=16, level=1e4, common=True)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "case",
     [
@@ -129,6 +130,7 @@ def test_rows_computed_again_far_from_zero(case):
 NEAR = Case(queries=17, keys=33, width=13, value_width=13, dtype="float16", level=0.01)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "case",
     [
