@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import scaledot
+from scaledot.watch.alarms import Alarm
 from scaledot.watch.reading import Reading, RunAttributes, Scalar
 from scaledot.watch.store import Store
 
@@ -115,9 +116,13 @@ def test_the_command_line_needs_no_torch_to_be_read(verb):
 def test_a_run_is_looked_at_without_torch(tmp_path, words):
     """It starts in a fraction of the time and takes a fraction of the memory."""
     path = tmp_path / "run.vitals"
-    with Store(path, RunAttributes()) as store:
+    with Store(path, RunAttributes(more={"judged": True})) as store:
         vitals = scaledot.vitals(*torch.randn(2, 1, 3, 4, 8)).over_batch()
         store.write([Reading.of(vitals, step=0, layer="a")], [Scalar(0, "loss", 1.0)])
+        # The report of a sick run names remedies.
+        store.write_alarms(
+            [Alarm(0, "act", "collapse", "a", 0, 1.0, 0.5, 0, None, "", "", heads=(0,))]
+        )
     call = f"import scaledot.cli\nscaledot.cli.main({[*words, str(path)]!r})\nNone"
     loaded = _modules_after(call)
     assert "scaledot.watch.store.reader" in loaded

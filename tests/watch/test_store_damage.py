@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from watch.store_cases import readings, scalars
 
+from scaledot import cli
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.store import RunReader, Store, StoreError
 from scaledot.watch.store.packing import pack_integers
@@ -94,6 +95,49 @@ def test_flipped_and_cut_bytes_are_an_error_that_names_the_file(path, whole, see
     path.write_bytes(broken)
     words = outcome(path)
     assert not words or str(path) in words
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """The bytes of a run of several chunks."""
+    path = tmp_path_factory.mktemp("long") / "run.vitals"
+    with Store(path) as store:
+        for step in range(300):
+            store.write(readings(step), scalars(step))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("command", ["top --once", "top --json", "report", "report --json"])
+@pytest.mark.parametrize("place", range(6))
+def test_every_view_of_damaged_numbers_ends_in_words(path, long, place, command, capsys):
+    """Some views read the last chunk alone, some one vital of all."""
+    path.write_bytes(long)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        parts = [id_ for (id_,) in database.execute("SELECT id FROM part ORDER BY id")]
+    numbers = "UPDATE part SET data = zeroblob(length(data)), packing = 'shuffled' WHERE id = ?"
+    change(path, (numbers, (parts[place],)))
+    status = cli.main([*command.split(), str(path)])
+    said = capsys.readouterr()
+    assert status == (1 if said.err else 0)
+    assert not said.err or (str(path) in said.err and "is damaged" in said.err)
+
+
+def test_run_refuses_to_continue_damaged_readings_before_it_starts(path, capsys):
+    """Where they are refused when attention is first called, nothing of the run is kept."""
+    change(path, "UPDATE part SET packing = 'other'")
+    assert cli.main(["run", "--store", str(path), "no_such_script.py"]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_words_of_a_broken_schema_are_refused_by_reader_and_writer(path, whole):
+    """SQLite quotes the file's own bytes, which are no text and may hold an escape."""
+    for name in (b"\xff\x1b[2J (\x07", b"\x1b]52;c;\x07("):
+        path.write_bytes(whole.replace(b"TABLE segment (", b"TABLE " + name.ljust(9)[:9]))
+        for open_it in (RunReader, Store):
+            with pytest.raises(StoreError, match="is damaged") as refusal:
+                open_it(path)
+            assert str(path) in str(refusal.value)
+            assert "\x1b" not in str(refusal.value)
 
 
 BOMB = zlib.compress(bytes(64_000_000))

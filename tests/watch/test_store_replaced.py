@@ -297,6 +297,15 @@ def test_first_reading_is_on_the_disk_at_once(path, monkeypatch):
         wait_for(lambda: steps_in(path) == [0])
 
 
+def test_new_store_is_made_without_waiting_for_the_disk(path):
+    """A run that is killed early leaves a store; one that has numbers waits before it changes."""
+    path.touch()
+    for waits in (0, 2):  # SQLite's OFF and FULL
+        with contextlib.closing(schema.connect(path, "mode=rw", 1.0)) as connection:
+            schema.prepare(connection, path)
+            assert connection.execute("PRAGMA synchronous").fetchone() == (waits,)
+
+
 def test_store_is_for_its_owner_alone(path):
     with Store(path) as store:
         store.write(readings(0))

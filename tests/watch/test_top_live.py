@@ -1,11 +1,13 @@
 """`scaledot top` in a terminal: keys, news, sizes, and the end."""
 
+import contextlib
 import fcntl
 import io
 import os
 import pty
 import re
 import select
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -99,6 +101,18 @@ def test_a_new_reading_is_drawn(store):
 def test_a_deleted_run_is_said_to_be_gone_and_the_view_stays(store):
     screens = _play(store, lambda: os.remove(store.path), None, None)
     assert "there is no run at" in screens[-1]
+    assert "h2" in screens[-1]
+
+
+def test_a_curve_that_cannot_be_read_is_said_to_be_damaged_and_the_view_stays(store):
+    def damage() -> None:
+        assert store.flush()
+        with contextlib.closing(sqlite3.connect(store.path)) as database:
+            database.execute("UPDATE part SET packing = 'other'")
+            database.commit()
+
+    screens = _play(store, damage, "right", None, None)
+    assert "r.vitals is dama" in screens[-1]
     assert "h2" in screens[-1]
 
 

@@ -240,10 +240,10 @@ def _refuse_foreign(store: Path) -> None:
     """Better now than after the script has loaded its data for an hour."""
     if not store.exists() or (store.is_file() and not store.stat().st_size):
         return
-    from scaledot.watch.store import RunReader, StoreError  # brings in torch: only where needed
+    from scaledot.watch.store import RunReader, StoreError  # only where needed
 
     try:
-        RunReader(store)
+        RunReader(store).latest()  # what a continuation looks at
     except StoreError as error:
         raise ValueError(str(error)) from None
 

@@ -140,6 +140,17 @@ def test_alarms_are_in_the_header_and_follow(store, viewer):
     assert (last["layer"], last["head"], last["threshold"]) == ("blocks.0.attn", None, 0.5)
 
 
+def test_a_step_that_comes_while_the_page_is_begun_counts_as_the_last(store, path):
+    """Between the look at the times and the look at the numbers."""
+    write(store, 0)
+    feed = RunFeed(path)
+    write(store, 10)
+    assert feed.table(FIELDS[0]).steps == [0, 10]
+    assert not feed.look(FIELDS[0]).rows.steps
+    assert feed.status()["step"] == 10
+    assert feed.status()["every"] == 10
+
+
 def test_losses_follow(store, viewer):
     write(store, 0, 1, 2)
     viewer.until(lambda: len(viewer.steps) == 3)

@@ -68,6 +68,23 @@ def test_it_prints_one_address_serves_it_and_stops_with_ctrl_c(page_folder):
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
+def test_an_impatient_ctrl_c_prints_no_traceback(page_folder):
+    twice = """
+import os, signal, uvicorn
+startup = uvicorn.Server.startup
+async def started(self, sockets=None):
+    await startup(self, sockets)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+uvicorn.Server.startup = started
+"""
+    command = [sys.executable, "-c", twice + STUB, str(page_folder), "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == "scaledot lab: stopped\n"
+
+
 def test_every_start_has_another_token(page, monkeypatch, capsys):
     monkeypatch.setattr(serve.uvicorn.Server, "run", lambda self, sockets: None)
     for _ in range(2):

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from scaledot.fields import BANDS
 from scaledot.lab.server import messages
-from scaledot.lab.server.aside import aside
+from scaledot.lab.server.aside import Aside
 from scaledot.lab.server.plain_json import dumps
 from scaledot.lab.server.run_feed import FIELDS, RunFeed, Table
 from scaledot.printable import one_line
@@ -46,12 +46,12 @@ async def monitor(socket: WebSocket) -> None:
         await socket.close(NO_RUN, "start it with: scaledot lab --run FILE")
         return
     await socket.accept()
-    viewer = Viewer(socket, path)
-    tasks = [asyncio.create_task(viewer.show()), asyncio.create_task(viewer.listen())]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
+    with contextlib.closing(Viewer(socket, path)) as viewer:
+        tasks = [asyncio.create_task(viewer.show()), asyncio.create_task(viewer.listen())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
     if not isinstance(results[1], WebSocketDisconnect):  # the page is still there: a bug of ours
         log.error("the monitor failed", exc_info=results[0])
         await socket.close(FAILED, "the terminal that runs scaledot lab says why")
@@ -63,6 +63,7 @@ class Viewer:
     def __init__(self, socket: WebSocket, path: Path) -> None:
         self._socket = socket
         self._path = path
+        self._aside = Aside()
         self._feed: RunFeed | None = None  # None: there is nothing to read yet, or no more
         self._reader: RunReader | None = None  # of the alarms
         self._phase: Phase | None = None  # None: whatever there is
@@ -73,6 +74,9 @@ class Viewer:
         self._missing = ""
         self._asked: dict[str, Any] = {}  # the latest command of each kind
         self._arrived = asyncio.Event()
+
+    def close(self) -> None:
+        self._aside.close()
 
     async def listen(self) -> None:
         while True:
@@ -103,7 +107,7 @@ class Viewer:
             await self._begin()
         assert self._feed is not None
         await self._obey(self._feed)
-        change = await aside(self._feed.look, self._field)
+        change = await self._aside.do(self._feed.look, self._field)
         grown = self._number + len(change.rows.steps) > 2 * self._feed.most_steps
         if change.anew or grown:
             await self._begin()
@@ -118,11 +122,11 @@ class Viewer:
 
     async def _begin(self) -> None:
         """The header, then the whole table."""
-        feed = await aside(RunFeed, self._path, self._phase)
-        rows = await aside(feed.table, self._field)
-        losses = await aside(feed.losses)
-        self._reader = await aside(RunReader, self._path)
-        alarms = await aside(self._reader.alarms)
+        feed = await self._aside.do(RunFeed, self._path, self._phase)
+        rows = await self._aside.do(feed.table, self._field)
+        losses = await self._aside.do(feed.losses)
+        self._reader = await self._aside.do(RunReader, self._path)
+        alarms = await self._aside.do(self._reader.alarms)
         self._alarms = len(alarms)
         self._feed, self._number = feed, 0
         status = feed.status()
@@ -164,7 +168,7 @@ class Viewer:
     async def _send_alarms(self) -> None:
         """Those that came since the last look."""
         assert self._reader is not None
-        alarms = await aside(self._reader.alarms)
+        alarms = await self._aside.do(self._reader.alarms)
         news = alarms[self._alarms :]
         self._alarms = len(alarms)
         if news:
@@ -178,7 +182,7 @@ class Viewer:
                     case "field":
                         self._field = _known(value, FIELDS, "field")
                         self._number = 0
-                        await self._send_rows(await aside(feed.table, self._field))
+                        await self._send_rows(await self._aside.do(feed.table, self._field))
                     case "phase":
                         self._phase = _known(value, PHASES, "phase")
                         await self._begin()
@@ -193,7 +197,7 @@ class Viewer:
         layer = feed.shown.get(asked["layer"]) if isinstance(asked["layer"], str) else None
         if not feed.has(layer, asked["head"]):
             raise _Wrong("history: there is no such layer and head")
-        return await aside(feed.history, layer, asked["head"])
+        return await self._aside.do(feed.history, layer, asked["head"])
 
     async def _tell_missing(self, why: str) -> None:
         if why != self._missing:

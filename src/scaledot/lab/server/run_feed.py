@@ -68,7 +68,8 @@ class RunFeed:
         self.cost = float(cost.values[-1]) if len(cost) else None
         self._times: deque[tuple[int, float]] = deque(maxlen=9)  # the last steps and when
         for times in self._reader.timeline(self.phase).values():
-            self._note_times(times.newest())
+            last = times.newest().at(slice(-9, None))
+            self._note_times(zip(last.steps.tolist(), last.values.tolist(), strict=True))
         self._last = -1  # the step up to which the table has been handed out
         self._segment = max((segment.id for segment in self.segments), default=-1)
 
@@ -121,8 +122,8 @@ class RunFeed:
         told = Losses([one.step for one in losses], [one.value for one in losses])
         if self._is_another(news, steps):
             return Change(True, self._rows([], vital), told)
+        self._note_times((step.step, step.time) for step in steps)
         steps = [step for step in steps if step.step > self._last]
-        self._times.extend((step.step, step.time) for step in steps)
         self._last = steps[-1].step if steps else self._last
         return Change(False, self._rows(steps, vital), told)
 
@@ -162,10 +163,9 @@ class RunFeed:
         """By layer and vital, [n, heads], as it is stored."""
         for _ in range(TRIES):
             # Each is read at a moment of its own: the run may have grown in between.
-            every = {
-                vital: self._reader.vital(vital, self.phase, most=most)
-                for vital in dict.fromkeys(("rows", *vitals))
-            }
+            every: dict[str, dict[str, Series]] = {}  # what the last try has read is let go
+            for vital in dict.fromkeys(("rows", *vitals)):
+                every[vital] = self._read_one(vital, most, layers)
             names = [
                 name for name in layers or self.layers if all(name in e for e in every.values())
             ]
@@ -173,6 +173,12 @@ class RunFeed:
             if all(_same_steps(one.values()) for one in read.values()):
                 break
         return read
+
+    def _read_one(self, vital: str, most: int, layers: Sequence[str] | None) -> dict[str, Series]:
+        """As few bytes a number as are shown of it: one for rows, which are there or not."""
+        dtype = bool if vital == "rows" else np.float32
+        found = self._reader.vital(vital, self.phase, most=most)
+        return {name: _copy(found[name], dtype) for name in layers or found if name in found}
 
     def _is_another(self, news: News, steps: list[Step]) -> bool:
         """Another run, a continuation from an earlier step, or other layers than before."""
@@ -201,9 +207,9 @@ class RunFeed:
         numbers = np.stack(rows) if rows else np.empty((0, total), np.float32)
         return Table([step.step for step in steps], numbers)
 
-    def _note_times(self, times: Series) -> None:
-        """values: seconds since 1970."""
-        for step, at in zip(times.steps[-9:].tolist(), times.values[-9:].tolist(), strict=True):
+    def _note_times(self, times: Iterable[tuple[int, float]]) -> None:
+        """Keep steps and when they were, in seconds since 1970; what is known already stays."""
+        for step, at in times:
             if not self._times or step > self._times[-1][0]:
                 self._times.append((step, at))
 
@@ -216,6 +222,11 @@ class RunFeed:
         usual = float(np.median(np.diff(times))) if len(times) > 1 else SILENT_AFTER
         silent = now - max(newest.seen, times[-1]) > max(SILENT_AFTER, 5 * usual)
         return "silent" if silent else "running"
+
+
+def _copy(series: Series, dtype: type) -> Series:
+    """Cut it out of the table of all layers, which is let go then."""
+    return Series(series.segments, series.steps, series.values.astype(dtype), series.times)
 
 
 def _told(values: np.ndarray, nonfinite: np.ndarray) -> np.ndarray:
@@ -242,7 +253,7 @@ def _masked(read: dict[str, Series], most: int) -> dict[str, Series]:
         vital: series.at(np.flatnonzero(np.isin(series.steps, common))).thinned(most)
         for vital, series in newest.items()
     }
-    counted = kept["rows"].values > 0
+    counted = kept["rows"].values
     return {
         vital: Series(
             series.segments,

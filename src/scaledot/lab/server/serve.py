@@ -1,5 +1,6 @@
 """Starting the server: a port, a token, the browser."""
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -59,7 +60,7 @@ def configuration(app: Gate) -> uvicorn.Config:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for handler in logging.getLogger().handlers:  # uvicorn's lines pass them, too
         make_visible(handler)
-    logging.getLogger("uvicorn.error").addFilter(_in_one_line)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Config(
         app,
         http=Connection,
@@ -76,11 +77,15 @@ def configuration(app: Gate) -> uvicorn.Config:
     )
 
 
-def _in_one_line(record: logging.LogRecord) -> bool:
-    """A message that is not UTF-8 is a mistake of the sender: no traceback of the server's."""
-    if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out tracebacks of what is no fault of the server's: an end that is forced by a second
+    Ctrl-C, and a message that is not UTF-8.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UnicodeDecodeError):
         record.exc_info = None
-    return True
+    cancelled = isinstance(error, asyncio.CancelledError)
+    return not cancelled and "CancelledError" not in record.getMessage()
 
 
 def listening(port: int | None) -> socket.socket:

@@ -13,10 +13,15 @@ done there. `applied` is for once, `live` for a run (`beside`: what it takes fro
 keeps a trial in step, `ranks` agrees on each layer's way (`ways`) and takes the largest logits.
 """
 
-from scaledot.watch.remedies.applied import Applied, apply
-from scaledot.watch.remedies.live import Installed, install
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from scaledot.watch.remedies.proposal import Proposal, propose
 from scaledot.watch.remedies.remedy import REMEDIES, Remedy, RemedyError, parse
+
+if TYPE_CHECKING:
+    from scaledot.watch.remedies.applied import Applied, apply
+    from scaledot.watch.remedies.live import Installed, install
 
 __all__ = [
     "REMEDIES",
@@ -30,3 +35,12 @@ __all__ = [
     "parse",
     "propose",
 ]
+
+_LATER = {"Applied": "applied", "apply": "applied", "Installed": "live", "install": "live"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load torch on first use: a report that names a remedy needs none."""
+    if name in _LATER:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

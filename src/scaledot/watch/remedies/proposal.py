@@ -1,13 +1,13 @@
 """`propose`: which remedy for which alarm, and what it would do. Nothing is changed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import nn
-
-from scaledot.watch.coverage import attention_modules
 from scaledot.watch.remedies.remedy import Remedy
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LIMIT = 100.0  # Kimi K2's tau
 # A sink is no illness; what holds NaN cannot be scaled; a wrong scale is mended in the script.
@@ -55,18 +55,30 @@ def propose(model_or_watch: Any, alarms: Iterable[AlarmLike] = ()) -> list[Propo
     Heads whose logits grow: qk-clip, or a temperature where the layer normalises queries and keys.
     Heads that fade (too flat over many keys): log-n.
     """
+    from torch import nn
+
     model = model_or_watch if isinstance(model_or_watch, nn.Module) else model_or_watch.model
+    return choose(alarms or _from_readings(model_or_watch), lambda one: _has_norm(model, one))
+
+
+def choose(
+    alarms: Iterable[AlarmLike], has_norm: Callable[[str], bool] = lambda layer: False
+) -> list[Proposal]:
+    """Choose by the alarms alone: a viewer of a run has no model, and loads no torch.
+
+    has_norm: whether a layer normalises its queries and keys.
+    """
     fading: dict[str, set[int]] = {}
     growing: dict[str, set[int]] = {}
     words: dict[str, str] = {}
-    for alarm in alarms or _from_readings(model_or_watch):
+    for alarm in alarms:
         if alarm.kind in NO_REMEDY:
             continue
         group = fading if alarm.kind == "fading" else growing
         heads = group.setdefault(alarm.layer, set())
         heads.update(alarm.heads or (() if alarm.head is None else (alarm.head,)))
         words.setdefault(alarm.layer, alarm.words)
-    normed = {layer for layer in growing if _has_norm(model, layer)}
+    normed = {layer for layer in growing if has_norm(layer)}
     plain = {layer: heads for layer, heads in growing.items() if layer not in normed}
     behind = {layer: heads for layer, heads in growing.items() if layer in normed}
     groups = (
@@ -113,8 +125,10 @@ def _from_readings(watch: Any) -> Sequence[AlarmLike]:
     return found
 
 
-def _has_norm(model: nn.Module | None, layer: str) -> bool:
+def _has_norm(model: "nn.Module | None", layer: str) -> bool:
     """By its looks: a proposal runs no forward pass. `apply` finds out."""
+    from scaledot.watch.coverage import attention_modules
+
     if model is None:
         return False
     paths = {module: path for path, module in model.named_modules()}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from scaledot.watch.alarms.advice import SCRIPT, remedy_for
 from scaledot.watch.alarms.alarm import Alarm
+from scaledot.watch.remedies import parse
+from scaledot.watch.remedies.proposal import choose
 from scaledot.watch.report.evidence import evidence_for
 
 CLOSING = ("collapse", "growth", "saturation")  # kinds of alarm that end in a closed softmax
@@ -29,12 +31,9 @@ def remedies_for(alarms: Iterable[Alarm]) -> list[Remedy]:
     grave = [alarm for alarm in alarms if alarm.grade != "note" and alarm.kind in CURABLE]
     if not grave:
         return []
-    # Late: a healthy run needs none of it, and the probes behind it take a second to load.
-    from scaledot.watch.remedies import propose
-
     # Without heads: the code that is proposed then names no layer, which is a word of the store's.
     nameless = [dataclasses.replace(alarm, head=None, heads=()) for alarm in grave]
-    proposed = {str(one.remedy): one for one in propose(_Anybody(), nameless)}
+    proposed = {str(one.remedy): one for one in choose(nameless)}
     in_order = sorted(grave, key=lambda alarm: (alarm.grade, alarm.step))  # act before warn
     advised = [remedy_for(alarm.kind, alarm.grade) for alarm in in_order]
     codes = {name: one.code for name, one in proposed.items()}
@@ -42,15 +41,7 @@ def remedies_for(alarms: Iterable[Alarm]) -> list[Remedy]:
     return [_remedy(name, codes.get(name, "")) for name in names]
 
 
-class _Anybody:
-    """A watch whose model is gone: a store holds numbers, no weights."""
-
-    model = None
-
-
 def _remedy(name: str, code: str) -> Remedy:
-    from scaledot.watch.remedies import parse
-
     kind = parse(name).kind
     return Remedy(
         name,

@@ -16,13 +16,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scaledot.printable import typed
+from scaledot.printable import one_line, typed
 from scaledot.watch.store import schema
 from scaledot.watch.store.allowance import Allowance, Excess
 from scaledot.watch.store.schema import Database, StoreError
 
 LOCK_TIMEOUT = 5.0
 REFUSALS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, *REFUSALS)
 # What reading of flipped or missing bytes raises.
@@ -83,6 +84,13 @@ def look(path: Path) -> Generator[Database]:
         raise _unreadable(path, error) from error
     except DAMAGE as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def damage_of(path: Path, error: BaseException) -> StoreError | None:
+    """Say in words that the file is damaged, where SQLite says so; None for any other error."""
+    # The bytes of a broken schema stand in SQLite's own message, which Python cannot decode then.
+    corrupt = isinstance(error, sqlite3.Error) and _code(error) in CORRUPT
+    return _damaged(path, str(error)) if corrupt or isinstance(error, UnicodeError) else None
 
 
 @contextmanager
@@ -175,7 +183,7 @@ def _unreadable(path: Path, error: Exception) -> StoreError:
 
 
 def _damaged(path: Path, reason: str) -> StoreError:
-    reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
+    reason = one_line(reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…")
     return StoreError(
         f"{path} is damaged ({reason}); give another copy of it, or save what is left: "
         f"sqlite3 {typed(path)} .recover"

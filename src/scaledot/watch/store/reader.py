@@ -241,6 +241,7 @@ class _Part:
     def __init__(self, stream: Stream, chunks: Sequence[Chunk], values: np.ndarray) -> None:
         self.stream, self.values = stream, values
         self.steps = np.concatenate([np.empty(0, np.int64), *(chunk.steps for chunk in chunks)])
+        self.segments = np.full(len(self.steps), stream.segment.id)
         times = [chunk.times for chunk in chunks if chunk.times is not None]
         self.times = np.concatenate([np.empty(0), *times]) if stream.layers else None
 
@@ -287,7 +288,7 @@ def _in_order(parts: list[_Part], values: list[np.ndarray], since: int | None) -
     if not parts:
         nothing = np.empty(0, np.int64)
         return Series(nothing, nothing, np.empty((0, 1)))
-    segments = np.concatenate([np.full(len(p.steps), p.stream.segment.id) for p in parts])
+    segments = _one_or_joined([part.segments for part in parts])
     steps = _one_or_joined([part.steps for part in parts])
     width = max(part.shape[1] for part in values)
     padded = [

@@ -80,7 +80,7 @@ class Series:
             return self
         return self.at(np.linspace(0, len(self) - 1, most).round().astype(np.int64))
 
-    def at(self, places: np.ndarray) -> "Series":
+    def at(self, places: "np.ndarray | slice") -> "Series":
         times = None if self.times is None else self.times[places]
         return Series(self.segments[places], self.steps[places], self.values[places], times)
 

@@ -202,6 +202,8 @@ def prepare(database: sqlite3.Connection, path: Path) -> None:
                 database.execute(ALARMS)
         return
     database.execute("PRAGMA page_size = 4096")
+    # An empty file has nothing to lose: do not wait for the disk until it is a store.
+    database.execute("PRAGMA synchronous = OFF")
     with transaction(database):
         if _is_empty(database, path):  # another process may have been faster
             for statement in TABLES.split(";\n"):

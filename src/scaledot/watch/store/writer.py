@@ -19,7 +19,7 @@ from typing import Any
 from scaledot.fields import COUNT_FIELDS, FLOAT_FIELDS
 from scaledot.watch.alarms.alarm import Alarm, as_json
 from scaledot.watch.reading import DISK, Reading, RunAttributes, Scalar
-from scaledot.watch.store import ownership, schema
+from scaledot.watch.store import looking, ownership, schema
 from scaledot.watch.store.queue import Queue
 from scaledot.watch.store.schema import IDS_A_SEGMENT, PARTS_A_CHUNK, StoreError
 from scaledot.watch.store.tail import Rows, Tail
@@ -61,7 +61,8 @@ class Store:
         *,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """Raises StoreError where the file is something else; else whatever fails is `broken`."""
+        """Raises StoreError where the file is something else, or damaged; whatever else fails is
+        `broken`."""
         self.path = Path(path).absolute()
         self.segment: int | None = None  # None: the disk has not taken it yet
         self.broken: str | None = None
@@ -160,10 +161,14 @@ class Store:
         """Make the file and the segment now, so that the caller hears of a wrong file at once."""
         try:
             self._connect().close()
-        except (sqlite3.Error, OSError) as error:
-            self._fail(error)
-        except BaseException:
+        except BaseException as error:
+            damage = looking.damage_of(self.path, error)
+            if damage is None and isinstance(error, sqlite3.Error | OSError):
+                self._fail(error)
+                return
             self._release()
+            if damage is not None:
+                raise damage from error
             raise
 
     def _work(self) -> None:

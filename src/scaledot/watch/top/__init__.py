@@ -34,22 +34,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        history = History(args.run or newest(Path()))
+        _show(args)
     except (StoreError, sqlite3.Error) as error:
         complain("scaledot top", error)
         return 1
+    return 0
+
+
+def _show(args: argparse.Namespace) -> None:
+    """Draw the run, or print it. Raises StoreError where what is to be shown cannot be read."""
+    history = History(args.run or newest(Path()))
     phase = args.phase or history.first_phase
     console = Console()
     if console.is_terminal and not (args.once or args.json):
         with keys.keyboard() as pressed:
             live.watch(history, console, pressed, args.vital, phase)
-        return 0
+        return
     frame = frame_of(history, args.vital, phase)
     if args.json:
         print_json(as_data(frame))
     else:
         _print(frame, console)
-    return 0
 
 
 def newest(folder: Path) -> Path:

@@ -92,10 +92,14 @@ class History:
         """Raises StoreError where there is no run."""
         self.reader = open_run(path)
         self.path = self.reader.path
+        self._loaded = False  # all of it, so that what is new continues it
         self._load()
 
     def look(self) -> bool:
         """Take what is new; whether there was anything. Raises StoreError if the file is gone."""
+        if not self._loaded:  # the file could not be read to its end when it was begun
+            self._load()
+            return True
         news = self._follower.look()
         if news.replaced or self._continued(news.steps):
             self._load()
@@ -129,6 +133,8 @@ class History:
         return any(one.phase == "train" and one.segment not in self._starts for one in steps)
 
     def _load(self) -> None:
+        self._loaded = False
+        self._lines: dict[tuple[Phase, str], dict[str, Line]] = {}
         # The follower first: what is written in between is seen twice rather than never.
         self._follower = self.reader.follow(from_start=False)
         self._starts = self.reader.starts()
@@ -136,7 +142,6 @@ class History:
         self.alarms: list[Alarm] = self.reader.alarms()
         self.tracks: dict[Phase, dict[str, Track]] = {p: self._read_tracks(p) for p in PHASES}
         self.scalars: dict[str, Scalar] = {}
-        self._lines: dict[tuple[Phase, str], dict[str, Line]] = {}
         self.first: int | None = None  # of the steps of which a number is kept
         for name in reading.SERIES:
             series = self.reader.scalars(name).newest(self._starts)
@@ -144,6 +149,7 @@ class History:
                 earliest = int(series.steps[0])
                 self.first = earliest if self.first is None else min(self.first, earliest)
                 self.scalars[name] = Scalar(int(series.steps[-1]), name, float(series.values[-1]))
+        self._loaded = True
 
     def _read_tracks(self, phase: Phase) -> dict[str, Track]:
         times = self.reader.timeline(phase)

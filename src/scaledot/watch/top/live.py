@@ -11,7 +11,7 @@ from rich.text import Text
 from scaledot.watch.reading import Phase
 from scaledot.watch.store import StoreError
 from scaledot.watch.top import health, picture
-from scaledot.watch.top.frame import frame_of
+from scaledot.watch.top.frame import Frame, frame_of
 from scaledot.watch.top.history import History
 from scaledot.watch.top.keys import Keys, NoKeys
 
@@ -27,7 +27,7 @@ def watch(
     phase: Phase = "train",
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """Until q or Ctrl-C."""
+    """Draw until q or Ctrl-C. Raises StoreError where nothing can be drawn from the first."""
     view = View(history, vital, phase, "Ctrl-C quit" if isinstance(keys, NoKeys) else picture.KEYS)
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         shown = None
@@ -58,6 +58,7 @@ class View:
         self.ended = False
         self._keys = keys
         self._gone = ""
+        self._frame: Frame | None = None  # the last that could be read
 
     def look(self) -> None:
         try:
@@ -78,10 +79,16 @@ class View:
             self.phase = "eval" if self.phase == "train" else "train"
 
     def lines(self, console: Console, now: float) -> list[Text]:
-        frame = frame_of(self.history, self.vital, self.phase, now)
+        """Draw what is known; where a curve cannot be read, the last frame, and why."""
+        try:
+            self._frame = frame_of(self.history, self.vital, self.phase, now)
+        except (StoreError, sqlite3.Error) as error:
+            self._gone = str(error)
+            if self._frame is None:
+                raise
         keys = self._gone or self._keys
         ascii_only = console.options.ascii_only
-        return picture.draw(frame, console.width, console.height, keys, ascii_only)
+        return picture.draw(self._frame, console.width, console.height, keys, ascii_only)
 
     def _turn(self, places: int) -> None:
         place = health.VITALS.index(self.vital)
