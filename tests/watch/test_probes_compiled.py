@@ -260,12 +260,24 @@ def test_plain_products_are_named_in_a_graph_too():
 
 
 def test_the_compilers_table_of_functions_holds_torchs_own():
-    """torch.distributed empties it; a watch that comes then must not be what it is made of."""
+    """torch.distributed empties it, and it is made anew of what lies under torch's names."""
     rules = torch._dynamo.trace_rules
-    original = nn.functional.multi_head_attention_forward
-    rules.clear_lru_cache()
-    with Watch(every=1):
-        assert original in rules.get_torch_obj_rule_map()
+    owners = {
+        "multi_head_attention_forward": nn.functional,
+        "softmax": torch,
+        "_native_multi_head_attention": torch,
+        "_transformer_encoder_layer_fwd": torch,
+        "backward": torch.autograd,
+    }
+    originals = {getattr(owner, name) for name, owner in owners.items()}
+    for cleared in (False, True):
         rules.clear_lru_cache()
-        rules.get_torch_obj_rule_map()
-    assert original in rules.get_torch_obj_rule_map()
+        with Watch(every=1):
+            stand_ins = {getattr(owner, name) for name, owner in owners.items()}
+            if cleared:
+                rules.get_torch_obj_rule_map()
+                rules.clear_lru_cache()
+            during = rules.get_torch_obj_rule_map().keys()
+            assert originals <= during
+            assert not stand_ins & during
+        assert rules.get_torch_obj_rule_map().keys() == during

@@ -108,6 +108,27 @@ def _write(name: str, text: str) -> None:
     Path(name).write_text(text, "utf-8")
 
 
+IMPORTS = """
+import os, sys, torch
+first = set(sys.modules)
+os.environ["TORCHDYNAMO_VERBOSE"] = "1"  # read when the compiler is imported
+import torch._dynamo.config
+print(torch._dynamo.config.verbose)
+ours = {"scaledot", "sitecustomize", *sys.stdlib_module_names}
+print(sorted({name.partition(".")[0] for name in first} - ours))
+print(sorted(name for name in first if name.startswith("torch.")))
+"""
+
+
+@pytest.mark.slow
+def test_what_the_script_has_not_imported_is_not_there():
+    """Libraries read the environment when they are imported; torch's compiler takes a second."""
+    _write("train.py", IMPORTS)
+    plain, watched = _plain("train.py"), _watched("train.py")
+    assert watched.out == plain.out
+    assert plain.out.startswith("True\n")
+
+
 @pytest.mark.slow
 def test_losses_arguments_and_paths_are_those_of_python_and_readings_are_kept():
     _write("train.py", TRAIN)

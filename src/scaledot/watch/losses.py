@@ -21,7 +21,7 @@ from torch import Tensor
 from scaledot.watch.late import Late
 from scaledot.watch.probes.by_hand import note_graph
 from scaledot.watch.probes.frames import invisible
-from scaledot.watch.probes.patch import Attribute
+from scaledot.watch.probes.patch import Attribute, stands_for
 from scaledot.watch.reading import LOSS
 from scaledot.watch.undisturbed import any_mode, undisturbed
 
@@ -181,7 +181,7 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
                 note(one, adds)
         return backward(tensors, *args, **kwargs)
 
-    return told
+    return stands_for(backward, told)
 
 
 def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,4 +197,4 @@ def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
                     listener.add(outputs, adds)
         return product
 
-    return unscaled
+    return stands_for(scale, unscaled)

@@ -45,7 +45,6 @@ class Swap:
         holders.exchange_names(back, self._models)
         if self._everywhere and holders.references_to(back) > self._references:
             holders.exchange_elsewhere(back, back=True)
-        holders.keep_known_to_compiler()
 
     def _back(self) -> holders.Pairs:
         return tuple(holders.Pair(new, old) for old, new in self.pairs)
@@ -119,6 +118,7 @@ def stands_for(original: Any, stand_in: Any) -> Any:
     stand_in.__qualname__ = getattr(original, "__qualname__", original.__name__)
     stand_in.__doc__ = original.__doc__
     stand_in.__wrapped__ = original
+    holders.stand_ins.add(stand_in)
     if isinstance(original, FunctionType):
         stand_in.__module__ = original.__module__
         stand_in.__prepare_scriptable__ = lambda: original
