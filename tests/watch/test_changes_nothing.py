@@ -1,8 +1,10 @@
 """A watch is in nobody's way: overrides, scripts, tracebacks and warnings are as without it."""
 
 import contextlib
+import copy
 import functools
 import gc
+import pickle
 import sys
 import traceback
 import warnings
@@ -11,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention as flex_attention_module
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scaledot import Watch
+import scaledot
+from scaledot import Watch, functional
 from scaledot.watch.probes import by_hand
 
 
@@ -220,6 +224,59 @@ def test_a_function_that_the_program_holds_is_seen_and_put_back():
     for name, (call, kept) in HELD.items():
         assert kept() is before[name][0], name
         assert torch.equal(call(q), before[name][1]), name
+
+
+STANDING = {
+    "attention": lambda: F.scaled_dot_product_attention,
+    "softmax": lambda: torch.softmax,
+    "special": lambda: torch.special.softmax,
+    "method": lambda: torch.Tensor.softmax,
+    "multihead": lambda: F.multi_head_attention_forward,
+    "fast module": lambda: torch._native_multi_head_attention,
+    "fast layer": lambda: torch._transformer_encoder_layer_fwd,
+    "backward": lambda: torch.autograd.backward,
+    "scale": lambda: torch.amp.GradScaler.scale,
+    "flex": lambda: flex_attention_module.flex_attention,
+    "ours": lambda: scaledot.attention,
+    "ours in functional": lambda: functional.attention_varlen,
+}
+
+
+@pytest.mark.parametrize("name", STANDING)
+def test_a_function_that_is_pickled_meanwhile_is_found_again_after_the_watch(name):
+    """A model may hold one, and a checkpoint may hold the model."""
+    original = STANDING[name]()
+    with Watch(every=1):
+        stand_in = STANDING[name]()
+        assert stand_in is not original
+        assert stand_in.__name__ == original.__name__
+        written = pickle.dumps(stand_in)
+        assert pickle.loads(written) is stand_in
+        assert copy.deepcopy(stand_in) is stand_in
+    assert b"scaledot.watch" not in written
+    assert pickle.loads(written) is original
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["before", "meanwhile"])
+@pytest.mark.parametrize("name", ["attention", "softmax", "special", "method", "multihead"])
+def test_overrides_know_a_function_by_its_name(name, known):
+    """A mode that says what it was asked looks the name up in tables that torch makes once."""
+
+    def known_as():
+        function = STANDING[name]()
+        is_method = torch.overrides.is_tensor_method_or_property(function)
+        return torch.overrides.resolve_name(function), is_method
+
+    for table in ("get_testing_overrides", "_get_overridable_functions", "_get_tensor_methods"):
+        getattr(torch.overrides, table).cache_clear()
+    before = known_as() if known else None
+    with Watch(every=1):
+        during = known_as()
+    after = known_as()
+    assert during == after
+    assert after == before or not known
+    assert after[0] is not None
+    assert after[1] == (name == "method")
 
 
 def test_a_function_in_a_class_made_meanwhile_is_no_method():

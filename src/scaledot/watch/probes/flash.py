@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
-from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.patch import Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
@@ -86,8 +86,7 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
             hub.offer(Seen(query, measure, kind, source=partial(_scores, given)))
         return out
 
-    attention.__doc__ = original.__doc__
-    return attention
+    return stands_for(original, attention)
 
 
 def _look_in_graph(kind: str, given: dict[str, Any], usual: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
-from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.patch import Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
@@ -72,8 +72,7 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
             hub.offer(Seen(given["query"], lambda: scores().vitals(), KIND, source=scores))
         return out
 
-    flex_attention.__doc__ = original.__doc__
-    return flex_attention
+    return stands_for(original, flex_attention)
 
 
 def _look_in_graph(

@@ -173,6 +173,11 @@ def _in_holder(holder: Any, owners: list[Any], new_by_old: dict[int, Any], back:
             _in_keys(holder, new_by_old, back)
     elif isinstance(holder, list):
         holder[:] = [new_by_old.get(id(one), one) for one in holder]
+    elif isinstance(holder, set):
+        for one in [one for one in holder if id(one) in new_by_old]:
+            holder.add(new_by_old[id(one)])
+            if back:
+                holder.discard(one)
     elif isinstance(holder, CellType):
         holder.cell_contents = new_by_old[id(holder.cell_contents)]
     elif isinstance(holder, staticmethod):

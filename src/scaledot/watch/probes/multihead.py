@@ -113,7 +113,7 @@ def _fast(
                 hub.offer(Seen(args[0], lambda: heads(*args, **kwargs).vitals(), kind, module))
         return out
 
-    return stands_for(original, fast_path)
+    return stands_for(original, fast_path, ("torch", original.__name__))
 
 
 def _attention_of_running_layer() -> nn.Module | None:

@@ -112,8 +112,13 @@ class Attribute:
             setattr(self.owner, self.name, self.original)
 
 
-def stands_for(original: Any, stand_in: Any) -> Any:
-    """Give the stand-in the looks of the original: to inspect, pickle, torch.fx and torch.jit."""
+def stands_for(original: Any, stand_in: Any, place: tuple[str, str] | None = None) -> Any:
+    """Give the stand-in the looks of the original: to inspect, pickle, torch.fx and torch.jit.
+
+    place: the module and the name in it under which the stand-in is found, where the original
+    calls itself something else. pickle writes these down, so that what holds a stand-in (a model
+    with `self.attend = F.scaled_dot_product_attention`) is read again without a watch.
+    """
     stand_in.__name__ = original.__name__
     stand_in.__qualname__ = getattr(original, "__qualname__", original.__name__)
     stand_in.__doc__ = original.__doc__
@@ -122,4 +127,6 @@ def stands_for(original: Any, stand_in: Any) -> Any:
     if isinstance(original, FunctionType):
         stand_in.__module__ = original.__module__
         stand_in.__prepare_scriptable__ = lambda: original
+    if place is not None:
+        stand_in.__module__, stand_in.__qualname__ = place
     return stand_in

@@ -27,7 +27,7 @@ def ranks_in(mesh: Any) -> tuple[int, ...]:
         return ()
     from torch.distributed import get_process_group_ranks
 
-    # Here alone: its package brings torch's compiler, which reads the environment when it is loaded.
+    # Only here: its package brings torch's compiler, which reads the environment as it is loaded.
     from scaledot.distributed.group import ranks_of
 
     return tuple(get_process_group_ranks(ranks_of(mesh).group))
