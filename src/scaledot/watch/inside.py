@@ -71,6 +71,7 @@ class Session:
             return  # the copy in a forked process: the watch belongs to the parent
         if self.store.telling is not None:
             self.store.telling.over = True
+        self.watch.guard.uncaught()
         self.watch.remove()
         self.store.close()
         if self.store.refused or self.watch.silent:
