@@ -259,6 +259,23 @@ def test_plain_products_are_named_in_a_graph_too():
     )
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_multihead_attention_is_read_once_whatever_runs_its_graph(backend, replace):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    x = torch.randn(5, 2, 8)
+    expected = model(x)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend=backend, fullgraph=True)
+    with Watch(every=1, replace=replace, store=(readings := [])) as watch:
+        for _ in range(2):
+            found = fast(x)
+            watch.step()
+    assert torch.equal(found, expected)
+    assert [(one.layer, one.step) for one in readings] == [("self_attn", 0), ("self_attn", 1)]
+
+
 def test_the_compilers_table_of_functions_holds_torchs_own():
     """torch.distributed empties it, and it is made anew of what lies under torch's names."""
     rules = torch._dynamo.trace_rules
