@@ -108,6 +108,31 @@ def _write(name: str, text: str) -> None:
     Path(name).write_text(text, "utf-8")
 
 
+LOGGING = """
+import logging, sys, torch, torch.nn.attention
+logging.basicConfig(stream=sys.stdout, level=logging.DEBUG)
+attend = torch.nn.functional.scaled_dot_product_attention
+with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    for step in range(3):
+        torch.func.vmap(lambda q: attend(q, q, q))(torch.ones(2, 1, 2, 3, 4))
+logging.getLogger("train").info("done")
+"""
+
+
+@pytest.mark.slow
+def test_what_the_watch_logs_is_no_word_of_the_script():
+    _write("train.py", LOGGING)
+    plain, watched = _plain("train.py"), _watched("--every", "1", "train.py")
+    assert (watched.status, watched.out) == (plain.status, plain.out)
+    assert plain.out == "INFO:train:done\n"
+    first, *_ = watched.err.splitlines()
+    assert first == (
+        "scaledot: the watch cannot measure <lambda>, which calls scaled_dot_product_attention: "
+        "it runs inside a transform of torch.func"
+    )
+    assert all(line.startswith("scaledot: ") for line in watched.err.splitlines())
+
+
 IMPORTS = """
 import os, sys, torch
 first = set(sys.modules)
