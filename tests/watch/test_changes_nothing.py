@@ -5,6 +5,7 @@ import copy
 import functools
 import gc
 import pickle
+import re
 import sys
 import traceback
 import warnings
@@ -314,6 +315,37 @@ def test_torchs_modules_are_scripted_during_a_watch_and_after_it(kind):
     after = torch.jit.script(module)(*inputs)
     for found in (during, after):
         torch.testing.assert_close(found, expected)
+
+
+def into_backward(x: torch.Tensor) -> torch.Tensor:
+    total = x.square().sum()
+    torch.autograd.backward([total])
+    return total
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_function_calls_backward_during_a_watch_and_after_it():
+    for watch in (Watch(every=1), contextlib.nullcontext()):
+        x = torch.ones(3, requires_grad=True)
+        with watch:
+            torch.jit.script(into_backward)(x)
+        assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("given", [True, False])
+def test_a_scripted_model_is_trained_under_a_watch(given, caplog):
+    module = torch.jit.script(SCRIPTED["attention"]())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    x = random(3, 2, 8)
+    with Watch(module if given else None, every=1) as watch:
+        for _ in range(3):
+            module(x, x, x)[0].square().mean().backward()
+            optimizer.step()
+        assert {"288 parameters"} == set(re.findall(r"\d+ parameters", watch.models()))
+    assert watch.step_number == 3
+    assert str(watch.coverage()).startswith("0 of ")
+    assert not caplog.records
 
 
 FAILING = {

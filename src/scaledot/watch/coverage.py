@@ -141,7 +141,7 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    names = {*module._modules, *module._parameters}
+    names = {*module._modules.keys(), *module._parameters.keys()}  # scripted ones have no more
     if any(projections <= names for projections in PROJECTIONS):
         return True
     called = type(module).__name__.lower()
