@@ -487,6 +487,22 @@ def test_a_compiled_model_refuses_what_happens_at_the_call(remedy, given, fresh_
     assert "nothing had to be changed" in note["words"]
 
 
+@pytest.mark.compile
+def test_what_was_refused_was_not_clipped(fresh_dynamo):
+    model = training(TinyGPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(model, backend="eager")
+    with Watch(every=1, alarms=False) as watch:
+        installed = install(watch, "temperature:0.01", say=lambda line: None)
+        for _ in range(3):
+            language_loss(step(TOKENS), TOKENS).backward()
+            optimizer.step()
+        note = installed.note()
+    names = ["layers.0.attn", "layers.1.attn"]
+    assert (note["since"], note["layers"], note["refused"]) == (None, [], names)
+    assert note["words"].startswith("temperature:0.01 has clipped 0 times, 0 heads\n")
+
+
 @pytest.mark.parametrize("remedy", ["softcap:1", "log-n:3"])
 def test_eager_attention_of_transformers_refuses_what_ours_computes(remedy):
     model = training(BY_WEIGHTS["Llama, eager"][0])
