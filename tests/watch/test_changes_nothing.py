@@ -364,20 +364,24 @@ FAILING = {
 def failure(call, q):
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, it is the same
         call(q)
-    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
-    return type(caught.value), str(caught.value), files
+    found, error = [], caught.value
+    while error is not None:  # with what came before it
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        found.append((type(error), str(error), files))
+        error = error.__cause__ or error.__context__
+    return found
 
 
 @pytest.mark.parametrize("call", FAILING)
 @pytest.mark.parametrize("due", [True, False])
 def test_a_failing_call_fails_as_without_the_watch(call, due):
     q = random(2, 2, 3, 4)
-    kind, words, files = failure(FAILING[call], q)
+    expected = failure(FAILING[call], q)
     with Watch(every=1 if due else 10**6) as watch:
         if not due:
             watch.step()
         found = failure(FAILING[call], q)
-    assert found == (kind, words, files)
+    assert found == expected
 
 
 def test_a_warning_names_the_line_of_the_program():

@@ -65,10 +65,9 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return original(*args, **kwargs)  # which says the same of itself
+        given = frames.given(signature, args, kwargs)
+        if given is None:
+            return original(*args, **kwargs)
         reason = _why_not_read(given, usual)
         if replacing:
             out = _replaced(signature, given, kind, reason)

@@ -46,10 +46,9 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return original(*args, **kwargs)  # which says the same of itself
+        given = frames.given(signature, args, kwargs)
+        if given is None:
+            return original(*args, **kwargs)
         reason = ""
         if given.get("score_mod") is not None:
             reason = SCORE_MOD

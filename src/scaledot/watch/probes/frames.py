@@ -1,6 +1,7 @@
 """Keep the watch's own frames out of the user's tracebacks and warnings."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
@@ -78,6 +79,19 @@ def invisible(stand_in: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return functools.wraps(stand_in)(called)
+
+
+def given(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments by name; None: the call is wrong, and the original says so of itself.
+
+    Outside of the `except` block: an error raised inside of one shows the first error as well.
+    """
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
 
 
 def unbound(stand_in: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:

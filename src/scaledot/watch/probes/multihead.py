@@ -43,6 +43,7 @@ def probes() -> tuple[Any, ...]:
 
 def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
+    defaults = {name: one.default for name, one in signature.parameters.items()}
 
     @frames.invisible
     def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
@@ -59,12 +60,10 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
         if multihead_compiled.reads(user.f_code):
             with hub.quiet():
                 return call(original, args, kwargs)
-        try:
-            arguments = signature.bind(*args, **kwargs)
-        except TypeError:
-            return call(original, args, kwargs)  # which says the same of itself
-        arguments.apply_defaults()
-        given = arguments.arguments
+        given = frames.given(signature, args, kwargs)
+        if given is None:
+            return call(original, args, kwargs)
+        given = {**defaults, **given}
         if not given["need_weights"]:
             return call(original, args, kwargs)  # the other probe looks, and replaces
         if hub.replacing():
