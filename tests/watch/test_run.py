@@ -737,13 +737,15 @@ def test_an_interpreter_or_an_executable_is_started_as_it_is(folder):
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-uE"], ["-W", "error", "-I"]])
 def test_a_python_that_would_not_be_watched_is_refused(flags):
     _write("train.py", TRAIN)
-    with pytest.raises(ValueError, match="this Python would not be watched"):
-        _launch(sys.executable, *flags, "train.py")
+    for before in ([], ["env", "A=1"], ["nice", "-n", "5"], ["timeout", "60"]):
+        with pytest.raises(ValueError, match="this Python would not be watched"):
+            _launch(*before, sys.executable, *flags, "train.py")
 
 
 @pytest.mark.parametrize("flags", [["-u"], ["-W", "error"], ["-Xutf8"], ["-OB"], ["-mthis", "-I"]])
 def test_other_flags_and_the_arguments_of_a_script_are_not(flags):
     _launch(sys.executable, *flags, "train.py", "-I")
+    _launch("env", sys.executable, *flags, "train.py", "-I")
 
 
 SHADOW = """
