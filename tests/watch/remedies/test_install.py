@@ -488,6 +488,23 @@ def test_a_compiled_model_refuses_what_happens_at_the_call(remedy, given, fresh_
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("remedy", ["temperature:0.01", "qk-clip:0.01"])
+def test_a_compiled_function_is_refused_in_our_words_alone(remedy, fresh_dynamo, capfd):
+    """Its graph takes other inputs than the function: it is not run again to look for weights."""
+    model = training(TinyGPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(lambda tokens: model(tokens), backend="aot_eager")
+    with Watch(every=1, alarms=False) as watch:
+        installed = install(watch, remedy, say=lambda line: None)
+        for _ in range(4):
+            language_loss(step(TOKENS), TOKENS).backward()
+            optimizer.step()
+        note = installed.note()
+    assert (note["layers"], note["refused"]) == ([], ["layers.0.attn", "layers.1.attn"])
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.compile
 def test_what_was_refused_was_not_clipped(fresh_dynamo):
     model = training(TinyGPT)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
