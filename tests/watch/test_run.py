@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,65 @@ def folder(tmp_path, monkeypatch):
 
 def _write(name: str, text: str) -> None:
     Path(name).write_text(text, "utf-8")
+
+
+STATE = """
+import gc, logging, multiprocessing, os, random, signal, sys, threading, warnings
+before = list(sys.path), [repr(one) for one in sys.meta_path], sys.excepthook, sys.argv, sys.flags
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def state():
+    os.umask(mask := os.umask(0))
+    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    ours = ("PYTHONPATH", "SCALEDOT_RUN", "SCALEDOT_RUN_WATCHED", "_")
+    yield "hooks", sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook
+    yield "imports", sys.meta_path, sys.path_hooks, sys.path, __import__
+    yield "program", sys.argv, sys.flags, os.getcwd(), mask, sorted(globals())
+    yield "environment", {name: os.environ[name] for name in os.environ if name not in ours}
+    yield "signals", handlers
+    yield "warnings", [str(one) for one in warnings.filters], warnings.showwarning
+    yield "gc", gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks
+    yield "more gc", gc.get_freeze_count()
+    yield "logging", logging.root.level, logging.root.handlers, logging.getLoggerClass()
+    yield "limits", sys.getrecursionlimit(), sys.getswitchinterval(), sys.gettrace()
+    yield "streams", type(sys.stdout), sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors
+    yield "processes", multiprocessing.get_start_method(allow_none=True)
+    yield "random", random.getstate(), torch.get_rng_state().tolist()
+    yield "types", torch.get_default_dtype(), torch.get_default_device()
+    yield "gradients", torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    yield "more gradients", torch.is_anomaly_enabled(), torch.is_autocast_enabled("cpu")
+    yield "threads", torch.get_num_threads(), torch.get_num_interop_threads()
+    yield "kernels", torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled
+    yield "modes", torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    yield "names", sorted(vars(F)), sorted(vars(torch.nn)), sorted(vars(nn.Module))
+    yield "modules", [one for one in sys.modules if one.startswith(("torch.", "multiprocessing"))]
+
+print(before)
+for one in state():
+    if one[0] not in ("random", "environment"):
+        print(*one)
+torch.manual_seed(0)
+random.seed(0)
+model = nn.TransformerEncoderLayer(8, 2, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(5, 2, 8)).square().mean().backward()
+    optimizer.step()
+for one in state():
+    print(*one)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_script_can_ask_of_its_process_is_as_under_python():
+    _write("train.py", STATE)
+    plain, watched = _plain("train.py"), _watched("--every", "1", "train.py")
+    assert plain.status == watched.status == 0, plain.err
+    lines, expected = (re.sub("0x[0-9a-f]+", "", one.out).splitlines() for one in (watched, plain))
+    for line, other in zip(lines, expected, strict=True):
+        assert line == other
 
 
 LOGGING = """
