@@ -393,3 +393,24 @@ def test_a_warning_names_the_line_of_the_program():
             warn("careful")  # once: it is the same line each time
         line = sys._getframe().f_lineno - 1
     assert [(one.filename, one.lineno) for one in caught] == [(__file__, line)]
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_a_warning_that_counts_frames_names_the_same_line(due):
+    """torch's own do, in backward hooks."""
+
+    def places():
+        x = random(3).requires_grad_()
+        for level in range(1, 6):
+            x.register_hook(lambda slope, level=level: warnings.warn("x", stacklevel=level))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x.sum().backward()
+        return [(one.filename, one.lineno) for one in caught]
+
+    expected = places()
+    with Watch(every=1 if due else 10**6) as watch:
+        if not due:
+            watch.step()
+        assert places() == expected
+    assert expected[-1][0] == __file__
