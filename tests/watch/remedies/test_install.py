@@ -484,7 +484,7 @@ def test_a_compiled_model_refuses_what_happens_at_the_call(remedy, given, fresh_
         note = installed.note()
     installed.remove()
     assert (note["since"], note["refused"]) == (None, names)
-    assert "nothing had to be changed" in note["words"]
+    assert "nothing was changed: it has met no attention call that it can" in note["words"]
 
 
 @pytest.mark.compile

@@ -106,6 +106,7 @@ class _Once(Installed):
             say(f"{remedy} would change {remedy.kind.changes}; state dict: {remedy.kind.keys}")
         elif remedy.kind.at_call:
             refuse_unequal(remedy)
+            self._applied.nothing = "nothing was changed: it has met no attention call that it can"
             rule = rule_of(remedy)
             rule.first_used = self._first_used  # type: ignore[method-assign]
             self._applied.add_rule("", watch.model, rule)
