@@ -317,6 +317,27 @@ def test_torchs_modules_are_scripted_during_a_watch_and_after_it(kind):
         torch.testing.assert_close(found, expected)
 
 
+class Traced(nn.Module):
+    def forward(self, q):
+        return F.scaled_dot_product_attention(q, q, q) + torch.softmax(q, -1) + self.others(q)
+
+    def others(self, q):
+        return torch.special.softmax(q, -1) + q.softmax(-1) + F.softmax(q, -1)
+
+
+def test_a_graph_of_fx_is_the_same_and_runs():
+    q = random(1, 2, 3, 4)
+    plain = torch.fx.symbolic_trace(Traced())
+    targets = tuple(node.target for node in plain.graph.nodes)
+    with Watch(every=1):
+        graph = torch.fx.symbolic_trace(Traced())
+        during = graph(q)
+    assert graph.code == plain.code
+    assert tuple(node.target for node in graph.graph.nodes) == targets
+    assert torch.equal(during, plain(q))
+    assert torch.equal(graph(q), during)
+
+
 def into_backward(x: torch.Tensor) -> torch.Tensor:
     total = x.square().sum()
     torch.autograd.backward([total])

@@ -20,6 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from scaledot.watch.coverage import looks_like_attention
 from scaledot.watch.probes import compiled, frames, hub, place
 from scaledot.watch.probes.patch import Attribute, KnownToScript, Swap, stands_for
+from scaledot.watch.probes.sdpa import known_to_torch_alone
 
 # Under which module and name each is found, and what torch.jit calls it.
 FUNCTIONS = (
@@ -58,7 +59,7 @@ def _stand_in(
                 args = frames.unbound(softmax, args)
             scores = args[0] if args else kwargs.get("input")
             if has_torch_function((scores,)):
-                if not is_method:
+                if not (is_method or known_to_torch_alone((scores,))):
                     return handle_torch_function(softmax, (scores,), *args, **kwargs)
             elif hub.keepers:
                 _note(scores)
