@@ -1,8 +1,11 @@
 """A watch is in nobody's way: overrides, scripts, tracebacks and warnings are as without it."""
 
 import contextlib
+import copy
 import functools
 import gc
+import pickle
+import re
 import sys
 import traceback
 import warnings
@@ -11,12 +14,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention as flex_attention_module
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scaledot import Watch
+import scaledot
+from scaledot import Watch, functional
 from scaledot.watch.probes import by_hand
 
 
@@ -222,6 +227,59 @@ def test_a_function_that_the_program_holds_is_seen_and_put_back():
         assert torch.equal(call(q), before[name][1]), name
 
 
+STANDING = {
+    "attention": lambda: F.scaled_dot_product_attention,
+    "softmax": lambda: torch.softmax,
+    "special": lambda: torch.special.softmax,
+    "method": lambda: torch.Tensor.softmax,
+    "multihead": lambda: F.multi_head_attention_forward,
+    "fast module": lambda: torch._native_multi_head_attention,
+    "fast layer": lambda: torch._transformer_encoder_layer_fwd,
+    "backward": lambda: torch.autograd.backward,
+    "scale": lambda: torch.amp.GradScaler.scale,
+    "flex": lambda: flex_attention_module.flex_attention,
+    "ours": lambda: scaledot.attention,
+    "ours in functional": lambda: functional.attention_varlen,
+}
+
+
+@pytest.mark.parametrize("name", STANDING)
+def test_a_function_that_is_pickled_meanwhile_is_found_again_after_the_watch(name):
+    """A model may hold one, and a checkpoint may hold the model."""
+    original = STANDING[name]()
+    with Watch(every=1):
+        stand_in = STANDING[name]()
+        assert stand_in is not original
+        assert stand_in.__name__ == original.__name__
+        written = pickle.dumps(stand_in)
+        assert pickle.loads(written) is stand_in
+        assert copy.deepcopy(stand_in) is stand_in
+    assert b"scaledot.watch" not in written
+    assert pickle.loads(written) is original
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["before", "meanwhile"])
+@pytest.mark.parametrize("name", ["attention", "softmax", "special", "method", "multihead"])
+def test_overrides_know_a_function_by_its_name(name, known):
+    """A mode that says what it was asked looks the name up in tables that torch makes once."""
+
+    def known_as():
+        function = STANDING[name]()
+        is_method = torch.overrides.is_tensor_method_or_property(function)
+        return torch.overrides.resolve_name(function), is_method
+
+    for table in ("get_testing_overrides", "_get_overridable_functions", "_get_tensor_methods"):
+        getattr(torch.overrides, table).cache_clear()
+    before = known_as() if known else None
+    with Watch(every=1):
+        during = known_as()
+    after = known_as()
+    assert during == after
+    assert after == before or not known
+    assert after[0] is not None
+    assert after[1] == (name == "method")
+
+
 def test_a_function_in_a_class_made_meanwhile_is_no_method():
     q = random(1, 2, 3, 4)
     with Watch(every=1, store=(readings := [])):
@@ -259,6 +317,58 @@ def test_torchs_modules_are_scripted_during_a_watch_and_after_it(kind):
         torch.testing.assert_close(found, expected)
 
 
+class Traced(nn.Module):
+    def forward(self, q):
+        return F.scaled_dot_product_attention(q, q, q) + torch.softmax(q, -1) + self.others(q)
+
+    def others(self, q):
+        return torch.special.softmax(q, -1) + q.softmax(-1) + F.softmax(q, -1)
+
+
+def test_a_graph_of_fx_is_the_same_and_runs():
+    q = random(1, 2, 3, 4)
+    plain = torch.fx.symbolic_trace(Traced())
+    targets = tuple(node.target for node in plain.graph.nodes)
+    with Watch(every=1):
+        graph = torch.fx.symbolic_trace(Traced())
+        during = graph(q)
+    assert graph.code == plain.code
+    assert tuple(node.target for node in graph.graph.nodes) == targets
+    assert torch.equal(during, plain(q))
+    assert torch.equal(graph(q), during)
+
+
+def into_backward(x: torch.Tensor) -> torch.Tensor:
+    total = x.square().sum()
+    torch.autograd.backward([total])
+    return total
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_function_calls_backward_during_a_watch_and_after_it():
+    for watch in (Watch(every=1), contextlib.nullcontext()):
+        x = torch.ones(3, requires_grad=True)
+        with watch:
+            torch.jit.script(into_backward)(x)
+        assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("given", [True, False])
+def test_a_scripted_model_is_trained_under_a_watch(given, caplog):
+    module = torch.jit.script(SCRIPTED["attention"]())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    x = random(3, 2, 8)
+    with Watch(module if given else None, every=1) as watch:
+        for _ in range(3):
+            module(x, x, x)[0].square().mean().backward()
+            optimizer.step()
+        assert {"288 parameters"} == set(re.findall(r"\d+ parameters", watch.models()))
+    assert watch.step_number == 3
+    assert str(watch.coverage()).startswith("0 of ")
+    assert not caplog.records
+
+
 FAILING = {
     "nothing": lambda q: F.scaled_dot_product_attention(),
     "an argument too many": lambda q: F.scaled_dot_product_attention(q, q, q, causal=True),
@@ -275,20 +385,24 @@ FAILING = {
 def failure(call, q):
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, it is the same
         call(q)
-    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
-    return type(caught.value), str(caught.value), files
+    found, error = [], caught.value
+    while error is not None:  # with what came before it
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        found.append((type(error), str(error), files))
+        error = error.__cause__ or error.__context__
+    return found
 
 
 @pytest.mark.parametrize("call", FAILING)
 @pytest.mark.parametrize("due", [True, False])
 def test_a_failing_call_fails_as_without_the_watch(call, due):
     q = random(2, 2, 3, 4)
-    kind, words, files = failure(FAILING[call], q)
+    expected = failure(FAILING[call], q)
     with Watch(every=1 if due else 10**6) as watch:
         if not due:
             watch.step()
         found = failure(FAILING[call], q)
-    assert found == (kind, words, files)
+    assert found == expected
 
 
 def test_a_warning_names_the_line_of_the_program():
@@ -300,3 +414,24 @@ def test_a_warning_names_the_line_of_the_program():
             warn("careful")  # once: it is the same line each time
         line = sys._getframe().f_lineno - 1
     assert [(one.filename, one.lineno) for one in caught] == [(__file__, line)]
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_a_warning_that_counts_frames_names_the_same_line(due):
+    """torch's own do, in backward hooks."""
+
+    def places():
+        x = random(3).requires_grad_()
+        for level in range(1, 6):
+            x.register_hook(lambda slope, level=level: warnings.warn("x", stacklevel=level))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x.sum().backward()
+        return [(one.filename, one.lineno) for one in caught]
+
+    expected = places()
+    with Watch(every=1 if due else 10**6) as watch:
+        if not due:
+            watch.step()
+        assert places() == expected
+    assert expected[-1][0] == __file__

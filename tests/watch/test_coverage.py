@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from watched_models import CausalSelfAttention, TinyEncoder, TinyGPT, train
 
 from scaledot import Watch
@@ -292,3 +293,18 @@ def test_an_operator_called_past_torchs_function_is_named(attend, given):
     assert "not measured (called as an operator, past torch's public function)" in str(
         watch.coverage()
     )
+
+
+def test_what_cannot_be_measured_is_logged_once(caplog):
+    model = CausalSelfAttention()
+    parameters = {name: one.detach()[None] for name, one in model.named_parameters()}
+
+    def call(parameters):
+        return torch.func.functional_call(model, parameters, torch.ones(2, 5, 12))
+
+    with Watch(model, every=1) as watch, sdpa_kernel(SDPBackend.MATH):
+        for _ in range(3):
+            torch.func.vmap(call)(parameters)
+            watch.step()
+    assert len(caplog.records) == 1
+    assert "it runs inside a transform of torch.func" in caplog.text

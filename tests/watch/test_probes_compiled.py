@@ -259,13 +259,43 @@ def test_plain_products_are_named_in_a_graph_too():
     )
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_multihead_attention_is_read_once_whatever_runs_its_graph(backend, replace):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    x = torch.randn(5, 2, 8)
+    expected = model(x)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend=backend, fullgraph=True)
+    with Watch(every=1, replace=replace, store=(readings := [])) as watch:
+        for _ in range(2):
+            found = fast(x)
+            watch.step()
+    assert torch.equal(found, expected)
+    assert [(one.layer, one.step) for one in readings] == [("self_attn", 0), ("self_attn", 1)]
+
+
 def test_the_compilers_table_of_functions_holds_torchs_own():
-    """torch.distributed empties it; a watch that comes then must not be what it is made of."""
+    """torch.distributed empties it, and it is made anew of what lies under torch's names."""
     rules = torch._dynamo.trace_rules
-    original = nn.functional.multi_head_attention_forward
-    rules.clear_lru_cache()
-    with Watch(every=1):
-        assert original in rules.get_torch_obj_rule_map()
+    owners = {
+        "multi_head_attention_forward": nn.functional,
+        "softmax": torch,
+        "_native_multi_head_attention": torch,
+        "_transformer_encoder_layer_fwd": torch,
+        "backward": torch.autograd,
+    }
+    # A tuple: the watch exchanges functions in sets and lists of the program.
+    originals = tuple(getattr(owner, name) for name, owner in owners.items())
+    for cleared in (False, True):
         rules.clear_lru_cache()
-        rules.get_torch_obj_rule_map()
-    assert original in rules.get_torch_obj_rule_map()
+        with Watch(every=1):
+            stand_ins = tuple(getattr(owner, name) for name, owner in owners.items())
+            if cleared:
+                rules.get_torch_obj_rule_map()
+                rules.clear_lru_cache()
+            during = rules.get_torch_obj_rule_map().keys()
+            assert during.isdisjoint(stand_ins)
+            assert during >= set(originals)
+        assert rules.get_torch_obj_rule_map().keys() == during

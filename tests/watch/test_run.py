@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,111 @@ def folder(tmp_path, monkeypatch):
 
 def _write(name: str, text: str) -> None:
     Path(name).write_text(text, "utf-8")
+
+
+STATE = """
+import gc, logging, multiprocessing, os, random, signal, sys, threading, warnings
+before = list(sys.path), [repr(one) for one in sys.meta_path], sys.excepthook, sys.argv, sys.flags
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def state():
+    os.umask(mask := os.umask(0))
+    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    ours = ("PYTHONPATH", "SCALEDOT_RUN", "SCALEDOT_RUN_WATCHED", "_")
+    yield "hooks", sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook
+    yield "imports", sys.meta_path, sys.path_hooks, sys.path, __import__
+    yield "program", sys.argv, sys.flags, os.getcwd(), mask, sorted(globals())
+    yield "environment", {name: os.environ[name] for name in os.environ if name not in ours}
+    yield "signals", handlers
+    yield "warnings", [str(one) for one in warnings.filters], warnings.showwarning
+    yield "gc", gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks
+    yield "more gc", gc.get_freeze_count()
+    yield "logging", logging.root.level, logging.root.handlers, logging.getLoggerClass()
+    yield "limits", sys.getrecursionlimit(), sys.getswitchinterval(), sys.gettrace()
+    yield "streams", type(sys.stdout), sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors
+    yield "processes", multiprocessing.get_start_method(allow_none=True)
+    yield "random", random.getstate(), torch.get_rng_state().tolist()
+    yield "types", torch.get_default_dtype(), torch.get_default_device()
+    yield "gradients", torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    yield "more gradients", torch.is_anomaly_enabled(), torch.is_autocast_enabled("cpu")
+    yield "threads", torch.get_num_threads(), torch.get_num_interop_threads()
+    yield "kernels", torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled
+    yield "modes", torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    yield "names", sorted(vars(F)), sorted(vars(torch.nn)), sorted(vars(nn.Module))
+    yield "modules", [one for one in sys.modules if one.startswith(("torch.", "multiprocessing"))]
+
+print(before)
+for one in state():
+    if one[0] not in ("random", "environment"):
+        print(*one)
+torch.manual_seed(0)
+random.seed(0)
+model = nn.TransformerEncoderLayer(8, 2, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(5, 2, 8)).square().mean().backward()
+    optimizer.step()
+for one in state():
+    print(*one)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_script_can_ask_of_its_process_is_as_under_python():
+    _write("train.py", STATE)
+    plain, watched = _plain("train.py"), _watched("--every", "1", "train.py")
+    assert plain.status == watched.status == 0, plain.err
+    lines, expected = (re.sub("0x[0-9a-f]+", "", one.out).splitlines() for one in (watched, plain))
+    for line, other in zip(lines, expected, strict=True):
+        assert line == other
+
+
+LOGGING = """
+import logging, sys, torch, torch.nn.attention
+logging.basicConfig(stream=sys.stdout, level=logging.DEBUG)
+attend = torch.nn.functional.scaled_dot_product_attention
+with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    for step in range(3):
+        torch.func.vmap(lambda q: attend(q, q, q))(torch.ones(2, 1, 2, 3, 4))
+logging.getLogger("train").info("done")
+"""
+
+
+@pytest.mark.slow
+def test_what_the_watch_logs_is_no_word_of_the_script():
+    _write("train.py", LOGGING)
+    plain, watched = _plain("train.py"), _watched("--every", "1", "train.py")
+    assert (watched.status, watched.out) == (plain.status, plain.out)
+    assert plain.out == "INFO:train:done\n"
+    first, *_ = watched.err.splitlines()
+    assert first == (
+        "scaledot: the watch cannot measure <lambda>, which calls scaled_dot_product_attention: "
+        "it runs inside a transform of torch.func"
+    )
+    assert all(line.startswith("scaledot: ") for line in watched.err.splitlines())
+
+
+IMPORTS = """
+import os, sys, torch
+first = set(sys.modules)
+os.environ["TORCHDYNAMO_VERBOSE"] = "1"  # read when the compiler is imported
+import torch._dynamo.config
+print(torch._dynamo.config.verbose)
+ours = {"scaledot", "sitecustomize", *sys.stdlib_module_names}
+print(sorted({name.partition(".")[0] for name in first} - ours))
+print(sorted(name for name in first if name.startswith("torch.")))
+"""
+
+
+@pytest.mark.slow
+def test_what_the_script_has_not_imported_is_not_there():
+    """Libraries read the environment when they are imported; torch's compiler takes a second."""
+    _write("train.py", IMPORTS)
+    plain, watched = _plain("train.py"), _watched("train.py")
+    assert watched.out == plain.out
+    assert plain.out.startswith("True\n")
 
 
 @pytest.mark.slow
@@ -691,13 +797,15 @@ def test_an_interpreter_or_an_executable_is_started_as_it_is(folder):
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-uE"], ["-W", "error", "-I"]])
 def test_a_python_that_would_not_be_watched_is_refused(flags):
     _write("train.py", TRAIN)
-    with pytest.raises(ValueError, match="this Python would not be watched"):
-        _launch(sys.executable, *flags, "train.py")
+    for before in ([], ["env", "A=1"], ["nice", "-n", "5"], ["timeout", "60"]):
+        with pytest.raises(ValueError, match="this Python would not be watched"):
+            _launch(*before, sys.executable, *flags, "train.py")
 
 
 @pytest.mark.parametrize("flags", [["-u"], ["-W", "error"], ["-Xutf8"], ["-OB"], ["-mthis", "-I"]])
 def test_other_flags_and_the_arguments_of_a_script_are_not(flags):
     _launch(sys.executable, *flags, "train.py", "-I")
+    _launch("env", sys.executable, *flags, "train.py", "-I")
 
 
 SHADOW = """

@@ -89,9 +89,10 @@ class Ledger:
 
     def failed(self, name: str, reason: str) -> bool:
         """True the first time."""
-        if name in self._seen:
+        if name in self._seen or name in self._failed:
             return False
-        return self._failed.setdefault(name, reason) is reason
+        self._failed[name] = reason
+        return True
 
     def knows_any(self) -> bool:
         return bool(self._seen or self._failed or self._by_hand)
@@ -140,7 +141,7 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    names = {*module._modules, *module._parameters}
+    names = {*module._modules.keys(), *module._parameters.keys()}  # scripted ones have no more
     if any(projections <= names for projections in PROJECTIONS):
         return True
     called = type(module).__name__.lower()

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal, get_args
 
 from scaledot.watch.redact import redact_text
@@ -32,6 +32,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasat
 NOTE = "crash"  # the attribute of a segment that keeps the records
 PATIENCE = 5.0  # seconds that a dying process waits for the disk
 SIGNAL_PATIENCE = 0.25  # after a signal: without a watch the process would be gone at once
+_signals: Any = sys.modules["_signal"]  # what the module signal wraps in enums
 OVER = b"\0"  # tells the listener that nothing more will come
 LONGEST = 500  # characters of an exception that are kept
 
@@ -67,6 +68,25 @@ def from_note(note: Any) -> list[Crash]:
     return found
 
 
+class _Default(int):
+    """Handle a signal, and be its default to everybody who asks for its handler.
+
+    Libraries look: they chain what they find before theirs, and Lightning would so call ours, which
+    ends the process, where the default is never called. This is a 0, as signal.SIG_DFL is, and
+    Python's enum makes SIG_DFL of it; to Python itself it is a function like any other.
+    """
+
+    handle: Callable[[int, FrameType | None], None]
+
+    def __new__(cls, handle: Callable[[int, FrameType | None], None]) -> "_Default":
+        made = super().__new__(cls)
+        made.handle = handle
+        return made
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.handle(number, frame)
+
+
 class Guard:
     """Waits for the end of a run; `keep(crashes)` gets all records so far, one of each kind.
 
@@ -85,24 +105,17 @@ class Guard:
         self.crashes: list[Crash] = []
         self._keep, self._step = keep, step
         self._process = os.getpid()
-        self._hook: Callable[..., Any] | None = None
         self._handled: set[int] = set()  # signals whose default we stand before
+        self._handler = _Default(self._terminated)
         self._telling: int | None = None  # where Python writes the numbers of signals
-        self._listening = False
 
     def install(self) -> "Guard":
-        """Stand before sys.excepthook and, in the main thread, before the end by SIGNALS."""
-        self._hook, sys.excepthook = sys.excepthook, self._excepthook
+        """Stand before the end by SIGNALS; in the main thread alone, as Python asks for."""
         if _in_main_thread():
             self._listen()
-        self._listening = True
         return self
 
     def remove(self) -> None:
-        """Put both back. Whoever has wrapped ours in the meantime keeps it; it only passes on."""
-        self._listening = False
-        if self._hook is not None and _same(sys.excepthook, self._excepthook):
-            sys.excepthook = self._hook
         if _in_main_thread():
             self._put_back()
             self._stop_listening()
@@ -126,12 +139,12 @@ class Guard:
         )
         thread.start()
         for number in numbers:
-            signal.signal(number, self._terminated)
+            _signals.signal(number, self._handler)  # signal.signal would make an int of it
             self._handled.add(number)
 
     def _put_back(self) -> None:
         for number in self._handled:
-            if _same(signal.getsignal(number), self._terminated):
+            if self._is_in_place(number):
                 signal.signal(number, signal.SIG_DFL)
         self._handled.clear()
 
@@ -151,14 +164,18 @@ class Guard:
         with open(listening, "rb", buffering=0) as numbers:
             while (told := numbers.read(1)) not in (b"", OVER):
                 number = told[0]
-                if number in self._handled and _same(signal.getsignal(number), self._terminated):
+                if number in self._handled and self._is_in_place(number):
                     self._end_by(number)
+
+    def _is_in_place(self, number: int) -> bool:
+        return _signals.getsignal(number) is self._handler
 
     def _end_by(self, number: int) -> None:
         """Keep what can be kept soon, then end as if we had never been here."""
         with contextlib.suppress(Exception):
             name = signal.Signals(number).name
             words = f"terminated from outside ({name})"
+            self.uncaught(SIGNAL_PATIENCE)  # Python may be waiting for the script's threads
             self._note("signal", self._step(), words, SIGNAL_PATIENCE)
         # signal.signal is for the main thread, which may be inside a long call.
         ctypes.pythonapi.PyOS_setsig(number, None)
@@ -173,18 +190,31 @@ class Guard:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def exception(self, error: BaseException) -> None:
+    def uncaught(self, patience: float | None = None) -> None:
+        """Note the exception that has ended the script, if one has.
+
+        Python leaves it in the module sys, so nothing has to stand before sys.excepthook. Others
+        leave theirs there, too (pytest: that of a failed test), but only an uncaught one has come
+        from the outermost frame.
+        """
+        error = getattr(sys, "last_value", None)
+        if error is None or error.__traceback__ is None:
+            return
+        if error.__traceback__.tb_frame.f_back is None:
+            self.exception(error, patience)
+
+    def exception(self, error: BaseException, patience: float | None = None) -> None:
         """An exception is about to leave the watched block. SystemExit is an end like any other."""
         if isinstance(error, SystemExit | GeneratorExit):
             return
         if isinstance(error, KeyboardInterrupt):
-            self._note("interrupt", self._step(), "stopped by hand (Ctrl-C)")
+            self._note("interrupt", self._step(), "stopped by hand (Ctrl-C)", patience)
             return
         text = redact_text(str(error).strip())
         words = f"{type(error).__name__}: {text}" if text else type(error).__name__
         if len(words) > LONGEST:
             words = f"{words[:LONGEST]}…"
-        self._note("exception", self._step(), words)
+        self._note("exception", self._step(), words, patience)
 
     def loss(self, step: int, value: float) -> None:
         """A step's loss has arrived; the first that is no number is kept."""
@@ -209,21 +239,9 @@ class Guard:
         except Exception:
             log.exception("the last readings could not be kept")
 
-    def _excepthook(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        if self._listening:
-            self.exception(error)
-        assert self._hook is not None
-        self._hook(kind, error, traceback)
-
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _same(found: Any, ours: Callable[..., Any]) -> bool:
-    return found == ours  # bound methods are made anew at each look: equal, not identical
 
 
 def _forked() -> None:

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import dataclasses
+import logging
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,19 @@ if TYPE_CHECKING:
 
 def begin(options: Mapping[str, Any]) -> "Session":
     """Watch every attention of this process until it ends. options: see run.py."""
+    log = logging.getLogger("scaledot")
+    log.addHandler(_Spoken(logging.WARNING))
+    log.propagate = False
     session = Session(options)
     atexit.register(session.end)
     return session
+
+
+class _Spoken(logging.Handler):
+    """Say what the watch logs in its own name: the script's handlers are for the script's words."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
 
 
 class Session:
@@ -71,6 +82,7 @@ class Session:
             return  # the copy in a forked process: the watch belongs to the parent
         if self.store.telling is not None:
             self.store.telling.over = True
+        self.watch.guard.uncaught()
         self.watch.remove()
         self.store.close()
         if self.store.refused or self.watch.silent:

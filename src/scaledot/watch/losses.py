@@ -21,7 +21,7 @@ from torch import Tensor
 from scaledot.watch.late import Late
 from scaledot.watch.probes.by_hand import note_graph
 from scaledot.watch.probes.frames import invisible
-from scaledot.watch.probes.patch import Attribute
+from scaledot.watch.probes.patch import Attribute, KnownToScript, stands_for
 from scaledot.watch.reading import LOSS
 from scaledot.watch.undisturbed import any_mode, undisturbed
 
@@ -34,7 +34,7 @@ class _Passes(threading.local):
 
 passes = _Passes()
 _listeners: list["Losses"] = []
-_patches: list[Attribute] = []
+_patches: list[Attribute | KnownToScript] = []
 _scaled: dict[int, Any] = {}  # products of a GradScaler, by id, while they live
 
 
@@ -150,9 +150,12 @@ def _is_number(value: Tensor) -> bool:
     return value.numel() == 1 and value.is_floating_point()
 
 
-def _made() -> list[Attribute]:
+def _made() -> list[Attribute | KnownToScript]:
+    backward = torch.autograd.backward
+    told = _told(backward)
     patches = [
-        Attribute(torch.autograd, "backward", _told(torch.autograd.backward)),
+        KnownToScript(backward, told, "aten::backward"),
+        Attribute(torch.autograd, "backward", told),
         Attribute(torch.amp.GradScaler, "scale", _unscaled(torch.amp.GradScaler.scale)),
     ]
     for patch in patches:
@@ -181,7 +184,7 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
                 note(one, adds)
         return backward(tensors, *args, **kwargs)
 
-    return told
+    return stands_for(backward, told)
 
 
 def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,4 +200,4 @@ def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
                     listener.add(outputs, adds)
         return product
 
-    return unscaled
+    return stands_for(scale, unscaled)

@@ -46,12 +46,8 @@ def _outermost() -> list[nn.Module]:
 
 
 def _children(module: nn.Module) -> Iterable[nn.Module]:
-    children = vars(module).get("_modules")  # scripted modules keep theirs elsewhere
-    return (
-        [child for child in children.values() if child is not None]
-        if isinstance(children, dict)
-        else ()
-    )
+    children = vars(module).get("_modules")  # not there before nn.Module.__init__
+    return () if children is None else [one for one in children.values() if one is not None]
 
 
 def _identities(things: Iterable[nn.Module | Tensor]) -> set[int]:
@@ -61,7 +57,6 @@ def _identities(things: Iterable[nn.Module | Tensor]) -> set[int]:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """A compiled or a distributed model is named after what it wraps."""
     for name in (*WRAPPERS, "module"):
-        inner = vars(model).get("_modules", {}).get(name)
-        if inner is not None and len(list(model.children())) == 1:
-            return _unwrapped(inner)
+        if [name] == [child for child, _ in model.named_children()]:
+            return _unwrapped(model.get_submodule(name))
     return model

@@ -195,11 +195,30 @@ DEAF = {
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
+# Programs that become, or wait for, the one that their arguments name.
+AROUND = (
+    "chrt",
+    "env",
+    "ionice",
+    "nice",
+    "nohup",
+    "numactl",
+    "setsid",
+    "stdbuf",
+    "taskset",
+    "time",
+)
+AROUND += ("timeout", "xvfb-run")
+PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?")
+
+
 def _refuse_deaf(program: str, arguments: list[str]) -> None:
     """A Python that would not load the watch would run without it and say nothing."""
-    if not re.fullmatch(r"(python|pypy)[0-9.]*(\.exe)?", os.path.basename(program)):
+    words = [program, *arguments] if os.path.basename(program) in AROUND else [program]
+    places = (i for i, word in enumerate(words) if PYTHON.fullmatch(os.path.basename(word)))
+    if (place := next(places, None)) is None:
         return
-    waiting = iter(arguments)
+    waiting = iter(arguments[place:])
     for argument in waiting:
         if argument in WITH_VALUE:
             next(waiting, None)

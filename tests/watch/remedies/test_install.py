@@ -484,7 +484,40 @@ def test_a_compiled_model_refuses_what_happens_at_the_call(remedy, given, fresh_
         note = installed.note()
     installed.remove()
     assert (note["since"], note["refused"]) == (None, names)
-    assert "nothing had to be changed" in note["words"]
+    assert "nothing was changed: it has met no attention call that it can" in note["words"]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("remedy", ["temperature:0.01", "qk-clip:0.01"])
+def test_a_compiled_function_is_refused_in_our_words_alone(remedy, fresh_dynamo, capfd):
+    """Its graph takes other inputs than the function: it is not run again to look for weights."""
+    model = training(TinyGPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(lambda tokens: model(tokens), backend="aot_eager")
+    with Watch(every=1, alarms=False) as watch:
+        installed = install(watch, remedy, say=lambda line: None)
+        for _ in range(4):
+            language_loss(step(TOKENS), TOKENS).backward()
+            optimizer.step()
+        note = installed.note()
+    assert (note["layers"], note["refused"]) == ([], ["layers.0.attn", "layers.1.attn"])
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.compile
+def test_what_was_refused_was_not_clipped(fresh_dynamo):
+    model = training(TinyGPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(model, backend="eager")
+    with Watch(every=1, alarms=False) as watch:
+        installed = install(watch, "temperature:0.01", say=lambda line: None)
+        for _ in range(3):
+            language_loss(step(TOKENS), TOKENS).backward()
+            optimizer.step()
+        note = installed.note()
+    names = ["layers.0.attn", "layers.1.attn"]
+    assert (note["since"], note["layers"], note["refused"]) == (None, [], names)
+    assert note["words"].startswith("temperature:0.01 has clipped 0 times, 0 heads\n")
 
 
 @pytest.mark.parametrize("remedy", ["softcap:1", "log-n:3"])

@@ -131,30 +131,63 @@ def test_a_good_end_leaves_no_record(tmp_path):
     assert (done.returncode, crashes) == (5, [])
 
 
-def test_hook_and_handler_are_put_back(guard):
-    hook, handler = sys.excepthook, signal.getsignal(signal.SIGTERM)
+CHAIN = """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    print(before, sys.excepthook is sys.__excepthook__)
+
+    def terminated(number, frame):
+        print("saved", flush=True)
+        if callable(before[number]):
+            before[number](number, frame)
+
+    print(signal.signal(signal.SIGTERM, terminated))
+    train(2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    train(1)
+    print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_handler_that_calls_the_one_before_it_calls_none(tmp_path):
+    """Lightning's does: it ends the step that is running, and the training thereafter."""
+    plain, _ = _run(tmp_path, CHAIN, watched=False)
+    done, crashes = _run(tmp_path, CHAIN)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert (plain.returncode, plain.stdout.splitlines()[-2:]) == (0, ["saved", "done"])
+    assert crashes == []
+
+
+CAUGHT = """
+    def test():
+        raise ValueError("a failed test")
+
+    train(2)
+    try:
+        test()
+    except ValueError as error:
+        sys.last_value = error.with_traceback(error.__traceback__.tb_next)  # as pytest does
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_that_was_caught_has_not_ended_the_script(tmp_path):
+    done, crashes = _run(tmp_path, CAUGHT)
+    assert (done.returncode, crashes) == (0, [])
+
+
+def test_hook_and_handler_are_as_without_it(guard):
+    def known():
+        handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
+        return sys.excepthook, *handlers
+
+    before = known()
     guard.install()
-    assert sys.excepthook != hook
-    assert signal.getsignal(signal.SIGTERM) != handler
+    assert known() == before
     guard.remove()
-    assert sys.excepthook is hook
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert known() == before
     guard.remove()  # more than once is fine
-    assert sys.excepthook is hook
-
-
-def test_whoever_came_later_keeps_its_hook(guard, monkeypatch, kept):
-    told = []
-    monkeypatch.setattr(sys, "excepthook", lambda *what: told.append(what))
-    guard.install()
-    ours = sys.excepthook
-    later = lambda *what: ours(*what)  # noqa: E731
-    monkeypatch.setattr(sys, "excepthook", later)
-    guard.remove()
-    assert sys.excepthook is later
-    later(ValueError, ValueError("x"), None)
-    assert len(told) == 1  # passed on
-    assert kept == []  # and no longer listened to
+    assert known() == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)

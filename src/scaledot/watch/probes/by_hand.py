@@ -20,8 +20,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 from scaledot.watch.coverage import looks_like_attention
 from scaledot.watch.probes import compiled, frames, hub, place
 from scaledot.watch.probes.patch import Attribute, KnownToScript, Swap, stands_for
+from scaledot.watch.probes.sdpa import known_to_torch_alone
 
-FUNCTIONS = ((torch.softmax, "aten::softmax"), (torch.special.softmax, "aten::special_softmax"))
+# Under which module and name each is found, and what torch.jit calls it.
+FUNCTIONS = (
+    (torch.softmax, ("torch", "softmax"), "aten::softmax"),
+    (torch.special.softmax, ("torch.special", "softmax"), "aten::special_softmax"),
+)
 
 # Names of autograd's nodes: products of two matrices, and what may stand between them and softmax.
 PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward")
@@ -31,16 +36,19 @@ FURTHEST = 24  # nodes that are looked at behind one softmax
 
 
 def probes() -> tuple[Any, ...]:
-    stand_ins = [(function, _stand_in(function), known) for function, known in FUNCTIONS]
+    stand_ins = [(one, _stand_in(one, place), known) for one, place, known in FUNCTIONS]
+    # torch.nn.functional.softmax and nn.Softmax end here as well.
+    method = Tensor.softmax, _stand_in(Tensor.softmax, ("torch", "Tensor.softmax"))
     return (
-        Swap(*((function, stand_in) for function, stand_in, _ in stand_ins)),
+        Swap(method, *((function, stand_in) for function, stand_in, _ in stand_ins)),
         *(KnownToScript(*three) for three in stand_ins),
-        # torch.nn.functional.softmax and nn.Softmax end here as well.
-        Attribute(Tensor, "softmax", _stand_in(Tensor.softmax)),
+        Attribute(Tensor, "softmax", method[1]),
     )
 
 
-def _stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
+def _stand_in(
+    original: Callable[..., Any], place: tuple[str, str] | None = None
+) -> Callable[..., Any]:
     is_method = original is Tensor.softmax  # torch itself tells its overrides of the stand-in
 
     def softmax(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +59,7 @@ def _stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
                 args = frames.unbound(softmax, args)
             scores = args[0] if args else kwargs.get("input")
             if has_torch_function((scores,)):
-                if not is_method:
+                if not (is_method or known_to_torch_alone((scores,))):
                     return handle_torch_function(softmax, (scores,), *args, **kwargs)
             elif hub.keepers:
                 _note(scores)
@@ -66,7 +74,7 @@ def _stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
             _note_traced(input.dim())
         return original(input, *args, **kwargs)
 
-    return stands_for(original, softmax)
+    return stands_for(original, softmax, place)
 
 
 @compiled.constant

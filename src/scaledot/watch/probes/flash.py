@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
-from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.patch import Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
@@ -65,10 +65,9 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return original(*args, **kwargs)  # which says the same of itself
+        given = frames.given(signature, args, kwargs)
+        if given is None:
+            return original(*args, **kwargs)
         reason = _why_not_read(given, usual)
         if replacing:
             out = _replaced(signature, given, kind, reason)
@@ -86,8 +85,7 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
             hub.offer(Seen(query, measure, kind, source=partial(_scores, given)))
         return out
 
-    attention.__doc__ = original.__doc__
-    return attention
+    return stands_for(original, attention)
 
 
 def _look_in_graph(kind: str, given: dict[str, Any], usual: dict[str, Any]) -> None:

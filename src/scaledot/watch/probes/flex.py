@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scaledot import functional
 from scaledot.watch.probes import compiled, frames, hub, in_graph
-from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.patch import Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
@@ -46,10 +46,9 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
         replacing = hub.replacing()
         if not (replacing or hub.wants()):
             return original(*args, **kwargs)
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return original(*args, **kwargs)  # which says the same of itself
+        given = frames.given(signature, args, kwargs)
+        if given is None:
+            return original(*args, **kwargs)
         reason = ""
         if given.get("score_mod") is not None:
             reason = SCORE_MOD
@@ -72,8 +71,7 @@ def _probe(original: Callable[..., Any]) -> Callable[..., Any]:
             hub.offer(Seen(given["query"], lambda: scores().vitals(), KIND, source=scores))
         return out
 
-    flex_attention.__doc__ = original.__doc__
-    return flex_attention
+    return stands_for(original, flex_attention)
 
 
 def _look_in_graph(

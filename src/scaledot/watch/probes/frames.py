@@ -1,6 +1,7 @@
 """Keep the watch's own frames out of the user's tracebacks and warnings."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
@@ -10,6 +11,9 @@ import torch
 
 OURS = ("scaledot.watch.",)
 MOST = 4096  # places of calls that are remembered
+# Python leaves the frames of its import system out where a warning counts frames, and knows them by
+# two words in the name of their file.
+UNCOUNTED = "<scaledot.watch: no importlib._bootstrap, but not to be counted either>"
 
 _call = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
 _callers: dict[tuple[CodeType, int], FunctionType] = {}
@@ -66,7 +70,10 @@ def hide(error: BaseException) -> None:
 
 
 def invisible(stand_in: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a stand-in: what fails inside of it shows the user's frames and the library's."""
+    """Decorate a stand-in: what fails inside of it shows the user's frames and the library's.
+
+    A warning from inside that counts frames (stacklevel) counts those alone, too.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -77,7 +84,22 @@ def invisible(stand_in: Callable[..., Any]) -> Callable[..., Any]:
             hide(error)
             raise
 
+    for one in (called, stand_in):
+        one.__code__ = one.__code__.replace(co_filename=UNCOUNTED)
     return functools.wraps(stand_in)(called)
+
+
+def given(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments by name; None: the call is wrong, and the original says so of itself.
+
+    Outside of the `except` block: an error raised inside of one shows the first error as well.
+    """
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
 
 
 def unbound(stand_in: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -30,7 +30,6 @@ stand_ins: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 def exchange_names(pairs: Pairs, models: Iterable[nn.Module]) -> None:
     """Put each pair's second in the place of its first, under every name of the process."""
-    list(_tables())  # torch's are made of what lies under its names: before ours does
     new_by_old = {id(old): new for old, new in pairs}
     for name, namespace in _namespaces():
         # torch's tables of builtins are made from torch._C when they are first asked for.
@@ -52,20 +51,6 @@ def exchange_elsewhere(pairs: Pairs, back: bool = False) -> None:
     namespaces = {id(one): name for name, one in _namespaces()}
     for holder, owners in _holders(pairs, namespaces):
         _in_holder(holder, owners, new_by_old, back)
-
-
-def keep_known_to_compiler() -> None:
-    """Put torch's functions back into the compiler's table, where stand-ins have got into it.
-
-    torch.distributed empties the table, and it is made anew of what then lies under the names. A
-    function that is not in it is traced through instead of taken whole.
-    """
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    table = {} if rules is None else rules.get_torch_obj_rule_map()
-    for stand_in in stand_ins:
-        original = getattr(stand_in, "__wrapped__", None)
-        if original is not None and stand_in in table:
-            table.setdefault(original, table.pop(stand_in))
 
 
 def references_to(pairs: Pairs) -> int:
@@ -113,7 +98,8 @@ def _holders(pairs: Pairs, namespaces: dict[int, str]) -> Iterable[tuple[Any, li
 def _tables() -> Iterable[int]:
     """torch's own, by identity, which are met in every process."""
     yield from map(id, vars(type(torch._C._VariableFunctions)).values())
-    if rules := sys.modules.get("torch._dynamo.trace_rules"):
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None and rules.get_torch_obj_rule_map.cache_info().currsize:
         yield id(rules.get_torch_obj_rule_map())
 
 
@@ -187,6 +173,11 @@ def _in_holder(holder: Any, owners: list[Any], new_by_old: dict[int, Any], back:
             _in_keys(holder, new_by_old, back)
     elif isinstance(holder, list):
         holder[:] = [new_by_old.get(id(one), one) for one in holder]
+    elif isinstance(holder, set):
+        for one in [one for one in holder if id(one) in new_by_old]:
+            holder.add(new_by_old[id(one)])
+            if back:
+                holder.discard(one)
     elif isinstance(holder, CellType):
         holder.cell_contents = new_by_old[id(holder.cell_contents)]
     elif isinstance(holder, staticmethod):

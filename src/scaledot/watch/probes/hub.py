@@ -193,6 +193,7 @@ def quiet() -> _Quiet:
 def _place() -> None:
     from scaledot.watch.probes import (
         by_hand,
+        compiler_table,
         diffusers,
         flash,
         flex,
@@ -210,7 +211,7 @@ def _place() -> None:
     _placed.append(Swap(*(pair for swap in swaps for pair in swap.pairs)))
     _placed.extend(probe for probe in placed if not isinstance(probe, Swap))
     # Packages that may never be imported.
-    for place in (hugging_face, diffusers, flex, over_ranks):
+    for place in (compiler_table, hugging_face, diffusers, flex, over_ranks):
         _placed.append(late.AfterImport(place.MODULE, place.probes))
     for module, probes in flash.PLACES:
         _placed.append(late.AfterImport(module, probes))

@@ -43,6 +43,7 @@ def probes() -> tuple[Any, ...]:
 
 def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
+    defaults = {name: one.default for name, one in signature.parameters.items()}
 
     @frames.invisible
     def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
@@ -52,15 +53,17 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
                 if hub.replacing_in_graphs:
                     compiled.keeps_own(IN_GRAPH, "torch.compile takes it whole")
             return original(*args, **kwargs)
-        call = frames.caller(frames.user_frame())
+        user = frames.user_frame()
+        call = frames.caller(user)
         if not (hub.wants() or hub.replacing()) or _is_overridden(args, kwargs):
             return call(original, args, kwargs)
-        try:
-            arguments = signature.bind(*args, **kwargs)
-        except TypeError:
-            return call(original, args, kwargs)  # which says the same of itself
-        arguments.apply_defaults()
-        given = arguments.arguments
+        if multihead_compiled.reads(user.f_code):
+            with hub.quiet():
+                return call(original, args, kwargs)
+        given = frames.given(signature, args, kwargs)
+        if given is None:
+            return call(original, args, kwargs)
+        given = {**defaults, **given}
         if not given["need_weights"]:
             return call(original, args, kwargs)  # the other probe looks, and replaces
         if hub.replacing():
@@ -113,7 +116,7 @@ def _fast(
                 hub.offer(Seen(args[0], lambda: heads(*args, **kwargs).vitals(), kind, module))
         return out
 
-    return stands_for(original, fast_path)
+    return stands_for(original, fast_path, ("torch", original.__name__))
 
 
 def _attention_of_running_layer() -> nn.Module | None:

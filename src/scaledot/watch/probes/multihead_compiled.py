@@ -4,6 +4,7 @@ Dynamo takes torch.nn.functional.multi_head_attention_forward whole, so nothing 
 traced. The operator beside it takes the module's inputs and projects them where a step is due.
 """
 
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,6 +14,15 @@ from scaledot.watch.probes import compiled
 from scaledot.watch.probes.projection import Inputs
 
 KIND = "nn.MultiheadAttention"
+OPERATOR = "watch_multihead"
+
+
+def reads(caller: CodeType) -> bool:
+    """Tell whether torch's function is called by a graph that has the operator beside it.
+
+    backend="eager" runs a graph as Python, and finds the function's stand-in under its name.
+    """
+    return OPERATOR in caller.co_names
 
 
 def look(
@@ -60,7 +70,7 @@ def look(
     _observe(*apart, compiled.BUFFER, site, num_heads, add_zero_attn, use_separate_proj_weight)
 
 
-@torch.library.custom_op("scaledot::watch_multihead", mutates_args=("buffer",), tags=compiled.TAGS)
+@torch.library.custom_op(f"scaledot::{OPERATOR}", mutates_args=("buffer",), tags=compiled.TAGS)
 def _observe(
     query: Tensor,
     key: Tensor,

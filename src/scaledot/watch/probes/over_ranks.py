@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scaledot.measure import Vitals
 from scaledot.watch.probes import hub
-from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.patch import Swap, stands_for
 from scaledot.watch.probes.seen import Seen, why_not
 
 MODULE = "scaledot.distributed"
@@ -46,10 +46,7 @@ def _beside(attend: Callable[..., Tensor], measure: Callable[..., Vitals]) -> Ca
         _offer(given["query"], lambda: measure(**given, merge=False), over_ranks=True)
         return out
 
-    attention.__doc__ = attend.__doc__
-    attention.__name__ = attend.__name__
-    attention.__wrapped__ = attend  # type: ignore[attr-defined]
-    return attention
+    return stands_for(attend, attention)
 
 
 def _measured(attend: Callable[..., Any], merge_vitals: Callable[..., Vitals]) -> Any:
@@ -67,9 +64,7 @@ def _measured(attend: Callable[..., Any], merge_vitals: Callable[..., Vitals]) -
         _offer(given.arguments["query"], lambda: vitals, over_ranks=False)
         return out, merge_vitals(vitals, given.arguments["mesh"]) if merge else vitals
 
-    attention_with_vitals.__doc__ = attend.__doc__
-    attention_with_vitals.__wrapped__ = attend  # type: ignore[attr-defined]
-    return attention_with_vitals
+    return stands_for(attend, attention_with_vitals)
 
 
 def _offer(query: Tensor, measure: Callable[[], Vitals], over_ranks: bool) -> None:

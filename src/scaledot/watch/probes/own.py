@@ -16,7 +16,7 @@ from scaledot import functional
 from scaledot.measure import Vitals
 from scaledot.problem import Problem
 from scaledot.watch.probes import compiled, hub, in_graph
-from scaledot.watch.probes.patch import Attribute, Swap
+from scaledot.watch.probes.patch import Attribute, Swap, stands_for
 from scaledot.watch.probes.replacing import KEPT, replaced
 from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen, why_not
@@ -107,10 +107,7 @@ def _beside(
         _offer(given["query"], vitals, kind, source=scores)
         return out
 
-    attention.__doc__ = attend.__doc__
-    attention.__name__ = attend.__name__
-    attention.__wrapped__ = attend  # type: ignore[attr-defined]
-    return attention
+    return stands_for(attend, attention)
 
 
 def _offer(query: Tensor, measure: Callable[[], Vitals], kind: str, **more: Any) -> None:

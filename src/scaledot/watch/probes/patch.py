@@ -45,7 +45,6 @@ class Swap:
         holders.exchange_names(back, self._models)
         if self._everywhere and holders.references_to(back) > self._references:
             holders.exchange_elsewhere(back, back=True)
-        holders.keep_known_to_compiler()
 
     def _back(self) -> holders.Pairs:
         return tuple(holders.Pair(new, old) for old, new in self.pairs)
@@ -113,13 +112,21 @@ class Attribute:
             setattr(self.owner, self.name, self.original)
 
 
-def stands_for(original: Any, stand_in: Any) -> Any:
-    """Give the stand-in the looks of the original: to inspect, pickle, torch.fx and torch.jit."""
+def stands_for(original: Any, stand_in: Any, place: tuple[str, str] | None = None) -> Any:
+    """Give the stand-in the looks of the original: to inspect, pickle, torch.fx and torch.jit.
+
+    place: the module and the name in it under which the stand-in is found, where the original
+    calls itself something else. pickle writes these down, so that what holds a stand-in (a model
+    with `self.attend = F.scaled_dot_product_attention`) is read again without a watch.
+    """
     stand_in.__name__ = original.__name__
     stand_in.__qualname__ = getattr(original, "__qualname__", original.__name__)
     stand_in.__doc__ = original.__doc__
     stand_in.__wrapped__ = original
+    holders.stand_ins.add(stand_in)
     if isinstance(original, FunctionType):
         stand_in.__module__ = original.__module__
         stand_in.__prepare_scriptable__ = lambda: original
+    if place is not None:
+        stand_in.__module__, stand_in.__qualname__ = place
     return stand_in

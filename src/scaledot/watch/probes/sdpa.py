@@ -119,7 +119,7 @@ def _probe(original: Any) -> Any:
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
-    return stands_for(original, scaled_dot_product_attention)
+    return stands_for(original, scaled_dot_product_attention, ("torch.nn.functional", KIND))
 
 
 def _replaced(

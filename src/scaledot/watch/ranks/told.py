@@ -23,11 +23,14 @@ ROWS, Q_RMS = COUNT_FIELDS.index("rows"), FLOAT_FIELDS.index("q_rms")
 
 def ranks_in(mesh: Any) -> tuple[int, ...]:
     """The ranks of a 1-D DeviceMesh or a process group, as the whole job counts them."""
+    if mesh is None:
+        return ()
     from torch.distributed import get_process_group_ranks
 
+    # Only here: its package brings torch's compiler, which reads the environment as it is loaded.
     from scaledot.distributed.group import ranks_of
 
-    return () if mesh is None else tuple(get_process_group_ranks(ranks_of(mesh).group))
+    return tuple(get_process_group_ranks(ranks_of(mesh).group))
 
 
 def ranks_along(name: str) -> tuple[int, ...]:

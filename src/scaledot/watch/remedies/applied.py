@@ -32,6 +32,7 @@ class Applied:
     def __init__(self, remedy: Remedy) -> None:
         self.remedy = remedy
         self.changes: list[str] = []  # in words, one a layer
+        self.nothing = "nothing had to be changed"  # what is said while there are none
         self.refused: dict[str, str] = {}  # layers, and why
         self._undo: list[Callable[[], None]] = []
         self._rules: dict[str, rules.Rule] = {}
@@ -39,7 +40,7 @@ class Applied:
     def describe(self) -> str:
         kind = self.remedy.kind
         lines = [f"{self.remedy} changes {kind.changes}; it promises: {kind.promise}"]
-        lines += [f"  {change}" for change in self.changes or ["nothing had to be changed"]]
+        lines += [f"  {change}" for change in self.changes or [self.nothing]]
         lines += [f"  {layer}: refused: {reason}" for layer, reason in self.refused.items()]
         lines.append(f"  state dict: {kind.keys}")
         return "\n".join(lines)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -107,6 +108,8 @@ class InputsOfStep:
 
     def saw(self, seen: Seen) -> None:
         running = running_modules()
+        if seen.compiled:  # the graph of a compiled function is a module, and takes its own inputs
+            running = tuple(one for one in running if not isinstance(one.module, GraphModule))
         if running:
             outermost = running[-1]
             self._inputs = Inputs(outermost.module, outermost.args, outermost.kwargs)

@@ -140,9 +140,7 @@ def _ours(below: Callable[..., Any]) -> Callable[..., Any]:
             changed = _changed(rules, Arguments(query, key, rest))
             return below(changed.query, changed.key, value, **changed.rest)
 
-    attention.__doc__, attention.__name__ = below.__doc__, below.__name__
-    attention.__wrapped__ = below  # type: ignore[attr-defined]
-    return attention
+    return stands_for(below, attention)
 
 
 def _over_ranks() -> Swap:
@@ -155,9 +153,7 @@ def _over_ranks() -> Swap:
                 changed = _changed(rules, Arguments(query, key, kwargs))
                 return below(changed.query, changed.key, value, mesh, **changed.rest)
 
-        attention.__doc__, attention.__name__ = below.__doc__, below.__name__
-        attention.__wrapped__ = below  # type: ignore[attr-defined]
-        return attention
+        return stands_for(below, attention)
 
     functions = (distributed.attention, distributed.attention_with_vitals)
     return Swap(*((below, standing(below)) for below in functions))

@@ -106,6 +106,7 @@ class _Once(Installed):
             say(f"{remedy} would change {remedy.kind.changes}; state dict: {remedy.kind.keys}")
         elif remedy.kind.at_call:
             refuse_unequal(remedy)
+            self._applied.nothing = "nothing was changed: it has met no attention call that it can"
             rule = rule_of(remedy)
             rule.first_used = self._first_used  # type: ignore[method-assign]
             self._applied.add_rule("", watch.model, rule)
@@ -184,7 +185,6 @@ class _Clipping(Installed):
         self.layers: dict[str, Layer] = {}  # that are known, of this rank
         self.refused: dict[str, str] = {}
         self.clips: dict[str, dict[int, int]] = {}  # of each layer and head, how many
-        self.first: int | None = None  # the step of the first
         self._ranks = Ranks()
         self._meets = True  # at the end of the next measured step, whoever has something new
         self._tries = 0
@@ -202,8 +202,8 @@ class _Clipping(Installed):
         watch._deliveries.append(self._read)
 
     def describe(self) -> str:
-        number = sum(sum(heads.values()) for heads in self.clips.values())
-        heads = sum(len(heads) for heads in self.clips.values())
+        treated = [self.clips[name] for name in self._treated()]
+        number, heads = sum(sum(one.values()) for one in treated), sum(map(len, treated))
         would = " (dry run): would have clipped" if self.dry_run else " has clipped"
         first = "" if self.first is None else f", the first in step {self.first}"
         lines = [f"{self.remedy}{would} {number} times, {heads} heads{first}"]
@@ -216,9 +216,17 @@ class _Clipping(Installed):
         lines.append(f"  state dict: {self.remedy.kind.keys}")
         return "\n".join(lines)
 
+    @property
+    def first(self) -> int | None:
+        """The step of the first clip."""
+        return min((self._first_of[name].step for name in self._treated()), default=None)
+
+    def _treated(self) -> list[str]:
+        """The layers with a head above the limit, but for those that were refused since."""
+        return [name for name in self.clips if name not in self.refused]
+
     def _deeds(self) -> tuple[int | None, list[str], list[str]]:
-        treated = [name for name in self.clips if name not in self.refused]
-        return self.first, treated, list(self.refused)
+        return self.first, self._treated(), list(self.refused)
 
     def remove(self) -> None:
         self._ends.remove()
@@ -386,8 +394,6 @@ class _Clipping(Installed):
                 self._count(reading, above)
 
     def _count(self, reading: Reading, above: list[int]) -> None:
-        if self.first is None:
-            self.first = reading.step
         known = self.clips.setdefault(reading.layer, {})
         for head in above:
             known[head] = known.get(head, 0) + 1
