@@ -252,6 +252,25 @@ def test_watch_measures_itself():
     assert "budget 5.00%" in repr(watch)
 
 
+def test_what_is_spent_once_is_kept_apart_and_noted():
+    class Store(list):
+        def note(self, name, value):
+            notes[name] = value
+
+        write = list.append
+
+    notes, model = {}, TinyGPT()
+    with Watch(model, store=Store()) as watch:
+        before = watch.cadence.startup
+        assert before > 0  # the probes are in place
+        train(model, steps=2)
+        assert watch.cadence.startup > before
+        assert watch.cadence.share is None  # nothing of it is charged
+        train(model, steps=4)
+        once = watch.cadence.startup
+    assert notes["steady"]["startup"] == round(once, 4)
+
+
 def test_steps_that_are_not_due_do_not_look(monkeypatch):
     """Between samples a call costs a comparison: no stack is read, nothing is measured."""
     from scaledot.watch.probes import place

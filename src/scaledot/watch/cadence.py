@@ -68,7 +68,7 @@ class Cadence:
         self.due = True  # now, in the step that is running
         self.shared = False  # all ranks of a job look at the same steps: `agree` says when
         self._agreed = False
-        self.startup = 0.0  # seconds that the first steps took, which are read whole
+        self.startup = 0.0  # seconds spent once: to begin, and in the first steps, read whole
         self._step_time: float | None = None
         self._spent = 0.0  # in this step
         self._charged = self._elapsed = 0.0  # since the first sample, early ones left out

@@ -113,6 +113,7 @@ class Watch:
             raise TypeError(f"on_alarm is {on_alarm!r}; give a function that takes an Alarm")
         self.model, self.replace = model, replace
         self.cadence = Cadence(1 if replace and every is None else every, budget)
+        began = self.cadence.clock()
         self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)
         self.alarms: list[Alarm] = []  # all that were raised
         self.remedies: list[Any] = []  # that were installed: what the store keeps of each
@@ -158,6 +159,7 @@ class Watch:
         self._turn = threading.RLock()  # a training may have several threads
         _watches.add(self)
         hub.listen(self, self._account, self._recall)
+        self.cadence.startup += self.cadence.clock() - began
 
     @property
     def step_number(self) -> int:
@@ -663,7 +665,9 @@ class Watch:
     def _note_steady(self) -> None:
         if self.cadence.steady_share is not None:
             every = self.cadence.every if self.cadence.fixed else self.cadence.steady_every
-            self._note(reading.STEADY, {"share": self.cadence.steady_share, "every": every})
+            once = round(self.cadence.startup, 4)
+            share = self.cadence.steady_share
+            self._note(reading.STEADY, {"share": share, "every": every, "startup": once})
 
     def _note_remedies(self) -> None:
         if self.remedies:
