@@ -27,8 +27,10 @@ from scaledot.watch.probes.by_hand import note_graph
 from scaledot.watch.probes.frames import hide, invisible
 from scaledot.watch.probes.patch import Attribute
 from scaledot.watch.reading import LOSS
-from scaledot.watch.undisturbed import any_mode, undisturbed
+from scaledot.watch.undisturbed import undisturbed
 
+_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_len_torch_function_stack = torch._C._len_torch_function_stack
 log = logging.getLogger("scaledot.watch")
 
 
@@ -68,7 +70,10 @@ class Losses:
 
     def add(self, value: Tensor, adds: bool = False) -> None:
         number = value.item() if value.is_cpu else value.detach()
-        self._values.append(Part(number, value.dtype, _divisor(value), adds))
+        made = value.grad_fn
+        divided = made is not None and made.name() in DIVISIONS
+        divisor = _divisor(made) if divided else None
+        self._values.append(Part(number, value.dtype, divisor, adds))
 
     def pass_by(self, step: int) -> Late | None:
         """The step is not looked at. Its loss is kept as the last one; the first of a run that is
@@ -134,17 +139,17 @@ def _all_by(divisors: set[float | None], number: int) -> bool:
     return all(one is not None and math.isclose(one, number, rel_tol=1e-5) for one in divisors)
 
 
-def _divisor(value: Tensor) -> float | None:
-    """Of `loss / 4`, 4; of `loss * 0.25` the same. None: a number did not make it."""
-    made = value.grad_fn
-    if made is None or (kind := made.name()) not in ("DivBackward0", "MulBackward0"):
-        return None
+DIVISIONS = ("DivBackward0", "MulBackward0")
+
+
+def _divisor(made: Any) -> float | None:
+    """Return 4 of the node of `loss / 4` or `loss * 0.25`; None: a number did not make it."""
     try:
-        number = made._saved_other  # type: ignore[union-attr]
+        number = made._saved_other
         if not number.is_cpu or number.dim() or number.requires_grad:
             return None
         factor = number.item()
-        return factor if kind == "DivBackward0" else 1 / factor
+        return factor if made.name() == "DivBackward0" else 1 / factor
     except (AttributeError, RuntimeError, ZeroDivisionError):  # of another torch; freed; zero
         return None
 
@@ -187,7 +192,11 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
         if _scaled and _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled
         elif type(one) is Tensor:
-            _note(one)
+            if _len_torch_dispatch_stack() or _len_torch_function_stack():
+                with undisturbed():  # a mode of the user's would be asked
+                    _note(one)
+            else:
+                _note(one)
         if is_dynamo_compiling():
             return backward(tensors, *args, **kwargs)
         try:
@@ -202,22 +211,14 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _note(one: Tensor) -> None:
     """Hand on what may be a loss. Nothing that goes wrong here may reach the training."""
     try:
-        if any_mode():
-            with undisturbed():  # a mode of the user's would be asked
-                _hand_on(one)
-        else:
-            _hand_on(one)
+        if one.numel() == 1 and one.is_floating_point():
+            adds = "accelerate" in sys.modules and _by_accelerate(ours=2)
+            for listener in _listeners:
+                listener.add(one, adds)
+            if keepers := hub.inventory():
+                note_graph(one, keepers)
     except Exception:
         log.exception("the watch could not read a loss; training goes on")
-
-
-def _hand_on(one: Tensor) -> None:
-    if one.numel() == 1 and one.is_floating_point():
-        adds = "accelerate" in sys.modules and _by_accelerate(ours=3)
-        for listener in _listeners:
-            listener.add(one, adds)
-        if keepers := hub.inventory():
-            note_graph(one, keepers)
 
 
 def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:

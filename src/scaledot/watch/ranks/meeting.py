@@ -21,6 +21,7 @@ LONGEST = 60.0  # seconds that a rank may be waited for; less where the user's g
 # would cost more than a pause.
 PRESENCE = 20.0
 TOGETHER = "together"
+AVAILABLE = dist.is_available()  # in this build of torch: asked once, and not in every step
 
 
 class World(NamedTuple):
@@ -29,8 +30,8 @@ class World(NamedTuple):
 
 
 def world() -> World | None:
-    """None where there is nobody else."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """Return this process's place among the ranks; None where there is nobody else."""
+    if not (AVAILABLE and dist.is_initialized()):
         return None
     if dist.get_backend() in ("fake", "threaded"):  # ranks that are no processes
         return None
