@@ -288,6 +288,29 @@ def test_steps_that_are_not_due_do_not_look(monkeypatch):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_step_that_is_passed_counts_as_one_that_is_closed(every):
+    """Steps of all lengths, samples of all costs, and evaluations in between."""
+    lengths = np.random.default_rng(0).lognormal(-6, 0.3, 2000)
+    lengths[::300] = 2.0
+    found = []
+    for short in (False, True):
+        clock, due = Clock(), []
+        cadence = Cadence(every, clock=clock)
+        for step, length in enumerate(lengths):
+            clock.now += length
+            if cadence.due:
+                due.append(step)
+                clock.now += 3 * length
+                cadence.spend(3 * length)
+            passed = short and not cadence.due
+            (cadence.pass_step if passed else cadence.close_step)()
+            cadence.spend(1e-6)
+        found.append((due, cadence.share, cadence.steady_share, cadence.step_time, str(cadence)))
+    assert found[0] == found[1]
+    assert len(due) >= 100
+
+
 def test_ranks_that_share_a_cadence_look_at_the_same_steps():
     """One affords every step, the other every hundredth; they hear of it four steps later."""
     clocks = [Clock(), Clock()]
