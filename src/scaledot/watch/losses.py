@@ -8,7 +8,6 @@ divided by their number before (`(loss / 4).backward()`, Lightning), or where ac
 calls, as in transformers' Trainer, which divides in one way or another; else it is their mean.
 """
 
-import functools
 import logging
 import math
 import sys
@@ -25,7 +24,7 @@ from scaledot.watch.late import Late
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.by_hand import note_graph
 from scaledot.watch.probes.frames import hide, invisible
-from scaledot.watch.probes.patch import Attribute
+from scaledot.watch.probes.patch import Attribute, stands_for
 from scaledot.watch.reading import LOSS
 from scaledot.watch.undisturbed import undisturbed
 
@@ -183,7 +182,6 @@ def _made() -> list[Attribute]:
 
 def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
     # Few and short functions: this runs in every step, and steps may be short.
-    @functools.wraps(backward)
     def told(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         passes.backward += 1
         one = tensors
@@ -205,7 +203,7 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
             hide(error)
             raise
 
-    return told
+    return stands_for(backward, told)
 
 
 def _note(one: Tensor) -> None:

@@ -53,7 +53,7 @@ def _in_python(original: Callable[..., Any]) -> Callable[..., Any]:
                     compiled.keeps_own(IN_GRAPH, "torch.compile takes it whole")
             return original(*args, **kwargs)
         call = frames.caller(frames.user_frame())
-        if hub.idle() or _is_overridden(args, kwargs):
+        if not (hub.wants() or hub.replacing()) or _is_overridden(args, kwargs):
             return call(original, args, kwargs)
         try:
             arguments = signature.bind(*args, **kwargs)
