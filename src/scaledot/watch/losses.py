@@ -84,7 +84,7 @@ class Losses:
         if self._broken:
             return None
         for part in values:
-            if isinstance(part.value, Tensor):
+            if type(part.value) is not float:
                 return None
             self._broken = self._broken or not math.isfinite(part.value)
         if not self._broken:

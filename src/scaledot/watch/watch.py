@@ -417,8 +417,7 @@ class Watch:
         if cadence.due or self._waiting or self._coming or self._scalars or self._gathering:
             return False
         with self._turn:
-            self._job.join()
-            if not self._job.alone:
+            if not self._job.join():
                 return False
             if losses is not None and (broken := losses.pass_by(cadence.step)) is not None:
                 self._coming.append(broken)

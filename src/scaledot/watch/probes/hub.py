@@ -42,6 +42,11 @@ class Keeper(Protocol):
         """Whether scaledot computes the model's attention wherever it can."""
         ...
 
+    @property
+    def looking(self) -> bool:
+        """Whether `takes_inventory` may say so."""
+        ...
+
     def takes_inventory(self) -> bool:
         """Whether attention by hand is looked for at this moment. Asked at every softmax."""
         ...
@@ -199,12 +204,12 @@ def keeps_own(kind: str, reason: str, module: nn.Module | None = None) -> None:
 
 def inventory() -> list[Keeper]:
     """Return who looks for attention by hand; nobody inside of a call that a probe sees."""
-    found: list[Keeper] = []
-    if not _thread.quiet:
-        for keeper in keepers:  # no comprehension: that is one more function in every step
-            if keeper.takes_inventory():
-                found.append(keeper)
-    return found
+    for keeper in keepers:  # mostly nobody does: that is found out in as little time as possible
+        if keeper.looking:
+            break
+    else:
+        return []
+    return [] if _thread.quiet else [one for one in keepers if one.takes_inventory()]
 
 
 def quiet() -> _Quiet:
