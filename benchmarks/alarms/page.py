@@ -44,8 +44,9 @@ WARNERS = (  # rows of the table: column, words
     ("step_warn", "scaledot, warn or act"),
     ("step_act", "scaledot, act"),
     *(
-        (f"step_{grade}_{pace.name}", f"{words}, {pace.words}")
+        (f"step_{grade}_{pace.name}{kind}", f"{words}, {pace.words}{more}")
         for pace in PACES
+        for kind, more in (("", ""), ("_sampled", ", samples of the batch"))
         for grade, words in (("warn", "warn or act"), ("act", "act"))
     ),
     ("step_rules", "scaledot, rule `collapse` alone"),

@@ -29,7 +29,11 @@ def row_of(family: Family, setup: Setup, folder: Path) -> Row:
     gain = _loss(run) - _loss(best)
     label = "sick" if gain >= SICK else "healthy" if gain < HEALTHY else "between"
     rules = all_rules(run)
-    paced = {pace.name: all_rules(run, read_steps(len(run.losses), pace)) for pace in PACES}
+    steps = {pace.name: read_steps(len(run.losses), pace) for pace in PACES}
+    paced = {name: all_rules(run, read) for name, read in steps.items()}
+    if not setup.large:
+        sampled = recorded(setup, folder, sampled=True)
+        paced |= {f"{name}_sampled": all_rules(sampled, read) for name, read in steps.items()}
     curves = {detector.name: detector.curve(run) for detector in DETECTORS}
     seconds = sum(one.seconds for one in (run, *(other for _, other in remedied)))
     return {

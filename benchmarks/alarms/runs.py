@@ -107,12 +107,19 @@ class Recorded:
         return found.reshape(len(found), -1)
 
 
-def recorded(setup: Setup, folder: Path, stop: int | None = None) -> Recorded:
-    """From the folder, or trained now and kept there; stop: only so many of its steps."""
-    path = folder / f"{setup.name}{'' if stop is None else f'-{stop}'}.npz"
+def recorded(
+    setup: Setup, folder: Path, stop: int | None = None, sampled: bool = False
+) -> Recorded:
+    """Take a run from the folder, or train it now and keep it there.
+
+    stop: only so many of its steps. sampled: each step's readings are of a part of its batch, as
+    the watch reads where no interval was asked for; the training is the same.
+    """
+    kind = f"{'' if stop is None else f'-{stop}'}{'-sampled' if sampled else ''}"
+    path = folder / f"{setup.name}{kind}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        found = train(setup, stop)
+        found = train(setup, stop, sampled)
         scratch = path.with_suffix(f".{os.getpid()}.npz")  # others may make the same run
         np.savez_compressed(
             scratch,
@@ -142,7 +149,7 @@ def twins(setup: Setup) -> list[Setup]:
     return [clipped, dataclasses.replace(setup, scale="sqrt_dk")]
 
 
-def train(setup: Setup, stop: int | None = None) -> Recorded:
+def train(setup: Setup, stop: int | None = None, sampled: bool = False) -> Recorded:
     began = time.perf_counter()
     torch.set_num_threads(1)
     text, vocabulary = _text()
@@ -155,10 +162,13 @@ def train(setup: Setup, stop: int | None = None) -> Recorded:
     seen: list[Reading] = []
     losses, norms = [], []
     with (
-        Watch(model, every=1, sinks=[seen], losses=False, alarms=False) as watch,
+        Watch(
+            model, every=None if sampled else 1, sinks=[seen], losses=False, alarms=False
+        ) as watch,
         Clip(watch, model, setup.clip, by_remedy=setup.large) as clip,
     ):
         for step in range(stop or setup.steps):
+            watch.cadence.due = True
             here, following = _batch(tokens[:-HELD_OUT], setup, generator)
             with _precision(setup):
                 loss = F.cross_entropy(model(here).flatten(0, 1), following.flatten())

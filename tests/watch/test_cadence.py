@@ -1,10 +1,13 @@
 """The watch's own cost: measured, shown, and held inside the budget."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from watched_models import TinyGPT, train
 
 from scaledot import Watch
@@ -249,6 +252,25 @@ def test_watch_measures_itself():
     assert "budget 5.00%" in repr(watch)
 
 
+def test_what_is_spent_once_is_kept_apart_and_noted():
+    class Store(list):
+        def note(self, name, value):
+            notes[name] = value
+
+        write = list.append
+
+    notes, model = {}, TinyGPT()
+    with Watch(model, store=Store()) as watch:
+        before = watch.cadence.startup
+        assert before > 0  # the probes are in place
+        train(model, steps=2)
+        assert watch.cadence.startup > before
+        assert watch.cadence.share is None  # nothing of it is charged
+        train(model, steps=4)
+        once = watch.cadence.startup
+    assert notes["steady"]["startup"] == round(once, 4)
+
+
 def test_steps_that_are_not_due_do_not_look(monkeypatch):
     """Between samples a call costs a comparison: no stack is read, nothing is measured."""
     from scaledot.watch.probes import place
@@ -264,6 +286,29 @@ def test_steps_that_are_not_due_do_not_look(monkeypatch):
         train(model, steps=1)
         assert looked == ["near", "here"] * 2 + ["near"] * 2
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_step_that_is_passed_counts_as_one_that_is_closed(every):
+    """Steps of all lengths, samples of all costs, and evaluations in between."""
+    lengths = np.random.default_rng(0).lognormal(-6, 0.3, 2000)
+    lengths[::300] = 2.0
+    found = []
+    for short in (False, True):
+        clock, due = Clock(), []
+        cadence = Cadence(every, clock=clock)
+        for step, length in enumerate(lengths):
+            clock.now += length
+            if cadence.due:
+                due.append(step)
+                clock.now += 3 * length
+                cadence.spend(3 * length)
+            passed = short and not cadence.due
+            (cadence.pass_step if passed else cadence.close_step)()
+            cadence.spend(1e-6)
+        found.append((due, cadence.share, cadence.steady_share, cadence.step_time, str(cadence)))
+    assert found[0] == found[1]
+    assert len(due) >= 100
 
 
 def test_ranks_that_share_a_cadence_look_at_the_same_steps():
@@ -311,34 +356,89 @@ def test_an_interval_that_was_asked_for_is_kept_whatever_the_ranks_wish():
     assert cadence.wish == 0
 
 
-def test_a_step_that_is_not_due_runs_a_few_functions_of_the_watch(monkeypatch):
-    """Steps may take half a millisecond, and each function costs a fraction of a microsecond."""
-    import sys
+class Attends(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
+
+class Steps:
+    """Train a weight in short steps, beside three layers of attention without any."""
+
+    def __init__(self):
+        self.model = nn.Sequential(Attends(), Attends(), Attends())
+        self.x = torch.randn(2, 2, 40, 4)
+        self._linear = nn.Linear(2, 2)
+        self._optimizer = torch.optim.SGD(self._linear.parameters())
+
+    def end(self):
+        self._linear(torch.zeros(1, 2)).sum().backward()
+        self._optimizer.step()
+
+    def take(self, number):
+        for _ in range(number):
+            self.model(self.x)
+            self.end()
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Names of the watch's functions that run, and of the functions in C that these call."""
     monkeypatch.delitem(sys.modules, "accelerate", raising=False)  # its losses are looked at closer
 
-    from torch import nn
+    def names(act):
+        ours, others = [], []
 
-    linear = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(linear.parameters())
+        def count(frame, event, function):
+            file = frame.f_code.co_filename
+            if "scaledot" in file and file != __file__:
+                if event == "call":
+                    ours.append(frame.f_code.co_qualname)
+                elif event == "c_call":
+                    others.append(function.__name__)
 
-    def step():
-        linear(torch.zeros(1, 2)).sum().backward()
-        optimizer.step()
-
-    called = []
-
-    def count(frame, event, _):
-        if event == "call" and "scaledot" in frame.f_code.co_filename:
-            called.append(frame.f_code.co_qualname)
-
-    with Watch(every=10**6, store=[]):
-        for _ in range(300):
-            step()
         sys.setprofile(count)
-        step()
-        sys.setprofile(None)
-    assert 0 < len([name for name in called if "test" not in name]) <= 36, called
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return ours, others
+
+    return names
+
+
+def test_a_call_in_a_step_that_is_not_due_runs_a_handful_of_functions(ran):
+    steps = Steps()
+    with Watch(steps.model, every=10**6, store=[]):
+        steps.take(2)
+        ours, others = ran(lambda: steps.model(steps.x))
+    assert 0 < len(ours) <= 3 * 5, ours
+    assert "clone" not in others
+
+
+def test_the_end_of_a_step_that_is_not_due_runs_a_few_functions(ran):
+    """Steps may take half a millisecond, and each function costs a fraction of a microsecond."""
+    steps = Steps()
+    with Watch(steps.model, every=10**6, store=[]):
+        steps.take(300)
+        ours, others = ran(steps.end)
+    assert 0 < len(ours) <= 16, ours
+    assert others.count("perf_counter") == 2
+    assert "detach" not in others  # the loss is read as a number, once
+    assert others.count("item") == 1
+
+
+def test_a_due_call_of_a_layer_that_is_known_only_copies_its_query_and_key(ran):
+    steps = Steps()
+    with Watch(steps.model, store=[]) as watch:
+        steps.take(3)
+        watch.cadence.due = True
+        steps.model[0](steps.x)  # the first of its kind in the step
+        ours, others = ran(lambda: steps.model[1](steps.x))
+        assert len(watch._stacks._stacks) == 1
+        assert 0 < len(ours) <= 23, ours
+        assert others.count("clone") == 2
+        tensor_work = {"contiguous", "to", "sum", "cat", "detach", "unflatten", "reshape"}
+        assert tensor_work.isdisjoint(others), others
 
 
 def test_what_is_not_timed_is_charged_by_what_due_steps_take_longer():

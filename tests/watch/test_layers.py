@@ -54,9 +54,10 @@ def test_what_is_near_is_what_the_whole_stack_says():
             return self.ask()
 
     model = nn.Sequential(Asks())
-    (module, site), whole = next(model.children())()
+    (module, lines), whole = next(model.children())()
     assert module is model[0] is whole.modules[0]
-    assert whole.site[2:] == site != ()  # one of them begins a frame further out
+    addresses = tuple(one if isinstance(one, int) else id(one) for one in whole.site)
+    assert addresses[2:] == lines != ()  # one of them begins a frame further out
     assert place.near(0) == (None, ())
 
 

@@ -9,6 +9,7 @@ from watched_models import TinyGPT, train
 
 import scaledot
 from scaledot.watch import report
+from scaledot.watch.losses import Losses
 from scaledot.watch.reading import LOSS
 from scaledot.watch.store import RunReader
 
@@ -141,6 +142,38 @@ def test_a_loss_that_is_no_number_is_an_alarm_between_two_readings():
     with scaledot.Watch(model, every=100) as watch:
         steps(model, number=5, broken_from=2)
     assert [(one.step, one.grade) for one in watch.alarms if one.kind == "loss"] == [(2, "act")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("every", [1, 100], ids=["due", "not due"])
+def test_losses_of_every_type_are_kept_as_they_are(dtype, calls, every):
+    model, receiver = encoder(), Receiver()
+    weight = nn.Parameter(torch.ones((), dtype=dtype))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    with scaledot.Watch(model, every=every, store=receiver):
+        steps(model, number=1)
+        for factor in (0.1, 0.7):
+            parts = [weight * (factor + call / 3) for call in range(calls)]
+            for part in parts:
+                part.backward()
+            optimizer.step()
+        model(torch.randn(2, 5, 16))
+    kept = torch.stack([part.detach() for part in parts]).mean().float().item()
+    assert receiver.losses[2] == kept
+
+
+def test_a_loss_that_cannot_be_looked_at_is_the_watchs_trouble_alone(monkeypatch, caplog):
+    def fails(*args):
+        raise ArithmeticError("out of luck")
+
+    monkeypatch.setattr(Losses, "add", fails)
+    model = encoder()
+    with scaledot.Watch(model, every=1) as watch:
+        found = steps(model, number=2)
+    assert all(map(math.isfinite, found))
+    assert watch.step_number == 2
+    assert "could not read a loss; training goes on" in caplog.text
 
 
 def test_a_grad_scaler_does_not_scale_the_series():

@@ -68,7 +68,7 @@ class Cadence:
         self.due = True  # now, in the step that is running
         self.shared = False  # all ranks of a job look at the same steps: `agree` says when
         self._agreed = False
-        self.startup = 0.0  # seconds that the first steps took, which are read whole
+        self.startup = 0.0  # seconds spent once: to begin, and in the first steps, read whole
         self._step_time: float | None = None
         self._spent = 0.0  # in this step
         self._charged = self._elapsed = 0.0  # since the first sample, early ones left out
@@ -124,6 +124,28 @@ class Cadence:
     def spend_on_device(self, began: Any, ended: Any) -> None:
         """Two recorded CUDA events around the work; they are read when the device has passed."""
         self._marks.append((began, ended))
+
+    def pass_step(self) -> float:
+        """End a step that is not due, as `close_step` does, in as little time as possible."""
+        if self._began is None or self._marks or self.shared or self.step < WHOLE_STEPS:
+            return self.close_step()
+        now = self.clock()
+        taken = self._step_time = now - self._began
+        left = taken - self._spent
+        self._steps.append(left if left > 1e-9 else 1e-9)
+        self._quiet.append(left if left > 1e-9 else 1e-9)
+        self._elapsed += taken
+        self._charged += self._spent
+        self._began, self._spent = now, 0.0
+        self.step += 1
+        since = self.step - self._last_due
+        if not self.fixed and (
+            since >= self.every or self.step <= EARLY_STEPS // 4 or not self.step % LOOKED_AFTER
+        ):
+            self.every = self._interval(self._affordable())
+        if since >= self.every:
+            self._decide()
+        return now
 
     def close_step(self) -> float:
         """End the step, decide whether the next is due, and return when it began."""

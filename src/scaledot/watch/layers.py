@@ -8,7 +8,8 @@ autograd.Function around it may want them), and where ranks may share a layer's 
 
 import itertools
 import weakref
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -33,48 +34,68 @@ class Layer(NamedTuple):
     phase: Phase
     module: nn.Module | None  # that is named
     running: tuple[nn.Module, ...]  # around the call, the innermost first; () where heads are whole
+    known: "Known | None" = None  # what will be found again for the next such call
 
 
-class _Known(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is remembered of the calls at one place of a module."""
+
     module: "weakref.ref[nn.Module]"
     name: str
     layer: str
+    codes: place.Site  # kept, so that no other code takes their addresses
+    call: Any = None  # what the watch has made of the last one
 
 
 class Layers:
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._known: dict[tuple[int, object, Phase], _Known] = {}  # by the module's id, and site
+        self._known: dict[tuple[int, object, Phase], Known] = {}  # by the module's id, and site
         self._innermost: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def of(self, seen: Seen) -> Layer | None:
         """None: somebody else's attention."""
         knows_phase = seen.training is not None or torch.is_grad_enabled()
         if not knows_phase or shares.may_be_shared():
-            return self._read(seen)
+            return self._read(seen, place.here())
         if seen.module is not None:
             module, site = seen.module, seen.site
+        elif seen.near is not None:
+            module, site = seen.near
         elif not seen.compiled:
             module, site = place.near(OURS)
         else:
             module, site = None, ()
         if module is None:
-            return self._read(seen)
+            return self._read(seen, place.here())
         training = module.training if seen.training is None else seen.training
         phase: Phase = "train" if training else "eval"
         known = self._known.get((id(module), site, phase))
         if known is not None and known.module() is module:
-            return Layer(known.name, known.layer, phase, module, ())
-        found = self._read(seen)
+            return Layer(known.name, known.layer, phase, module, (), known)
+        where = place.here()
+        found = self._read(seen, where)
         if found is not None and found.module is module:
             if len(self._known) >= MOST:
                 self._known.clear()
-            known = _Known(weakref.ref(module), found.name, found.layer)
+            known = Known(weakref.ref(module), found.name, found.layer, where.site)
             self._known[id(module), site, phase] = known
+            return found._replace(known=known)
         return found
 
-    def _read(self, seen: Seen) -> Layer | None:
-        where = within(self._names, place.here(), seen.module, seen.compiled)
+    def in_training(self, near: place.Near) -> Known | None:
+        """Return what is known of a call that belongs to training; None: it has to be read."""
+        module = near.module
+        if module is None or not (module.training and torch.is_grad_enabled()):
+            return None
+        known = self._known.get((id(module), near.lines, "train"))
+        if known is None or known.module() is not module or shares.may_be_shared():
+            return None
+        return known
+
+    def _read(self, seen: Seen, here: place.Place) -> Layer | None:
+        where = within(self._names, here, seen.module, seen.compiled)
         found = self._names.find(where.modules)
         if found is None:
             return None

@@ -8,6 +8,7 @@ divided by their number before (`(loss / 4).backward()`, Lightning), or where ac
 calls, as in transformers' Trainer, which divides in one way or another; else it is their mean.
 """
 
+import logging
 import math
 import sys
 import threading
@@ -17,13 +18,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from scaledot.watch.late import Late
+from scaledot.watch.probes import hub
 from scaledot.watch.probes.by_hand import note_graph
-from scaledot.watch.probes.frames import invisible
+from scaledot.watch.probes.frames import hide, invisible
 from scaledot.watch.probes.patch import Attribute, KnownToScript, stands_for
 from scaledot.watch.reading import LOSS
-from scaledot.watch.undisturbed import any_mode, undisturbed
+from scaledot.watch.undisturbed import undisturbed
+
+_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_len_torch_function_stack = torch._C._len_torch_function_stack
+log = logging.getLogger("scaledot.watch")
 
 
 class _Passes(threading.local):
@@ -41,7 +48,8 @@ _scaled: dict[int, Any] = {}  # products of a GradScaler, by id, while they live
 class Part(NamedTuple):
     """What one backward call was given."""
 
-    value: Tensor
+    value: float | Tensor  # a tensor where it lies on a device that would have to be waited for
+    dtype: torch.dtype
     divisor: float | None  # by which it was divided just before; None: it was not
     adds: bool  # its caller divides: the parts of a step add up
 
@@ -60,11 +68,11 @@ class Losses:
             _patches.extend(_made())
 
     def add(self, value: Tensor, adds: bool = False) -> None:
-        self._values.append(Part(value.detach(), _divisor(value), adds))
-
-    @property
-    def has_values(self) -> bool:
-        return bool(self._values)
+        number = value.item() if value.is_cpu else value.detach()
+        made = value.grad_fn
+        divided = made is not None and made.name() in DIVISIONS
+        divisor = _divisor(made) if divided else None
+        self._values.append(Part(number, value.dtype, divisor, adds))
 
     def pass_by(self, step: int) -> Late | None:
         """The step is not looked at. Its loss is kept as the last one; the first of a run that is
@@ -73,13 +81,17 @@ class Losses:
         if not values:
             return None
         self._passed = step, values
-        if self._broken or not all([part.value.is_cpu for part in values]):
+        if self._broken:
             return None
-        self._broken = not all([math.isfinite(part.value.item()) for part in values])
+        for part in values:
+            if type(part.value) is not float:
+                return None
+            self._broken = self._broken or not math.isfinite(part.value)
         if not self._broken:
             return None
         self._passed = None
-        return self._whole(step, values)
+        with undisturbed():
+            return self._whole(step, values)
 
     def taken(self, step: int) -> Late | None:
         """The step's loss, on its way to the host; None: nothing was called."""
@@ -99,7 +111,7 @@ class Losses:
             _scaled.clear()
 
     def _whole(self, step: int, parts: list[Part]) -> Late:
-        values = [part.value.reshape(()) for part in parts]
+        values = [_tensor_of(part) for part in parts]
         divided = {part.divisor for part in parts}
         if len(parts) > 1 and _all_by(divided, len(parts)):
             self._shares = len(parts)
@@ -116,29 +128,37 @@ class Losses:
         return Late.of(step, LOSS, torch.stack(values).mean())
 
 
+def _tensor_of(part: Part) -> Tensor:
+    if isinstance(part.value, Tensor):
+        return part.value.reshape(())
+    return torch.tensor(part.value, dtype=part.dtype, device="cpu")
+
+
 def _all_by(divisors: set[float | None], number: int) -> bool:
     return all(one is not None and math.isclose(one, number, rel_tol=1e-5) for one in divisors)
 
 
-def _divisor(value: Tensor) -> float | None:
-    """Of `loss / 4`, 4; of `loss * 0.25` the same. None: a number did not make it."""
-    made = value.grad_fn
-    kind = "" if made is None else made.name()
-    if kind not in ("DivBackward0", "MulBackward0"):
-        return None
+DIVISIONS = ("DivBackward0", "MulBackward0")
+
+
+def _divisor(made: Any) -> float | None:
+    """Return 4 of the node of `loss / 4` or `loss * 0.25`; None: a number did not make it."""
     try:
-        number = made._saved_other  # type: ignore[union-attr]
+        number = made._saved_other
         if not number.is_cpu or number.dim() or number.requires_grad:
             return None
         factor = number.item()
-        return factor if kind == "DivBackward0" else 1 / factor
+        return factor if made.name() == "DivBackward0" else 1 / factor
     except (AttributeError, RuntimeError, ZeroDivisionError):  # of another torch; freed; zero
         return None
 
 
-def _by_accelerate() -> bool:
-    """Whether accelerate has called Tensor.backward or scale, which have called our caller."""
-    frame = sys._getframe(3)  # past the stand-in and what hides it
+def _by_accelerate(ours: int) -> bool:
+    """Tell whether accelerate has called Tensor.backward or scale, which have called the watch.
+
+    ours: frames of the watch on the stack, the caller's included.
+    """
+    frame = sys._getframe(ours + 1)
     callers = (frame, frame.f_back)
     return any(one and one.f_globals.get("__name__") == "accelerate.accelerator" for one in callers)
 
@@ -164,27 +184,42 @@ def _made() -> list[Attribute | KnownToScript]:
 
 
 def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
-    def note(one: Tensor, adds: bool) -> None:
-        for listener in _listeners:
-            listener.add(one, adds)
-        note_graph(one)
-
-    @invisible
+    # Few and short functions: this runs in every step, and steps may be short.
     def told(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         passes.backward += 1
-        one = tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
-        if _scaled.pop(id(one), None) is not None:
+        one = tensors
+        if type(one) is not Tensor and isinstance(one, (list, tuple)) and len(one) == 1:
+            one = one[0]
+        if _scaled and _scaled.pop(id(one), None) is not None:
             pass  # the loss itself was noted when it was scaled
-        elif type(one) is Tensor and _is_number(one):
-            adds = "accelerate" in sys.modules and _by_accelerate()
-            if any_mode():
-                with undisturbed():
-                    note(one, adds)
+        elif type(one) is Tensor:
+            if _len_torch_dispatch_stack() or _len_torch_function_stack():
+                with undisturbed():  # a mode of the user's would be asked
+                    _note(one)
             else:
-                note(one, adds)
-        return backward(tensors, *args, **kwargs)
+                _note(one)
+        if is_dynamo_compiling():
+            return backward(tensors, *args, **kwargs)
+        try:
+            return backward(tensors, *args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
 
     return stands_for(backward, told)
+
+
+def _note(one: Tensor) -> None:
+    """Hand on what may be a loss. Nothing that goes wrong here may reach the training."""
+    try:
+        if one.numel() == 1 and one.is_floating_point():
+            adds = "accelerate" in sys.modules and _by_accelerate(ours=2)
+            for listener in _listeners:
+                listener.add(one, adds)
+            if keepers := hub.inventory():
+                note_graph(one, keepers)
+    except Exception:
+        log.exception("the watch could not read a loss; training goes on")
 
 
 def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,7 +229,7 @@ def _unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
         if type(outputs) is Tensor and _is_number(outputs) and product is not outputs:
             name = id(product)
             _scaled[name] = weakref.ref(product, lambda _: _scaled.pop(name, None))
-            adds = _by_accelerate()
+            adds = _by_accelerate(ours=2)
             with undisturbed():
                 for listener in _listeners:
                     listener.add(outputs, adds)

@@ -41,7 +41,9 @@ SAMPLE = "sample"  # attribute of a segment: both of the last such step, as read
 LOSS_CALLS = "loss_calls"
 REMEDIES = "remedies"
 DISK = "disk"  # when the disk last refused to write and numbers were lost: full, since, until
-STEADY = "steady"  # the share and the interval that the cadence settles at: share, every
+# The share and the interval that the cadence settles at, and seconds that were spent once, at the
+# start: share, every, startup.
+STEADY = "steady"
 ALIVE = "alive"  # the step at the last sign of life between two readings
 
 LONGEST_COMMAND = 2**14  # characters of a command line that are kept

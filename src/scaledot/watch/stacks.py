@@ -44,15 +44,30 @@ class Taker(Protocol):
     def lose(self, call: Call, error: Exception) -> None: ...
 
 
-class _Stack:
+class Stack:
     """Hold calls that differ in nothing but their numbers."""
 
-    def __init__(self, like: Scores, entries: slice) -> None:
-        self.like, self.entries = like, entries
+    def __init__(self, like: Scores, entries: slice, size: int) -> None:
+        """size: bytes of the query and the key of a call."""
+        self.like, self.entries, self.size = like, entries, size
+        batch, rows = like.query.shape[0], like.query.shape[2]
+        # Rows of a head that a call has, and that are read of it.
+        self.rows_there = rows * batch
+        self.rows_read = rows * (batch if entries == WHOLE else entries.stop - entries.start)
         self.queries: list[Tensor] = []
         self.keys: list[Tensor] = []
         self.calls: list[Call] = []
-        self.bytes = 0
+
+    @property
+    def takes_another(self) -> bool:
+        """Tell whether it stays below its limit with one more call."""
+        return self.size * (len(self.calls) + 1) < MOST_HELD
+
+    def add(self, query: Tensor, key: Tensor, call: Call) -> None:
+        """Copy the tensors: the model may write to them after the call."""
+        self.queries.append(query.clone())
+        self.keys.append(key.clone())
+        self.calls.append(call)
 
     def measure(self, taker: Taker) -> None:
         """Hand on the calls' numbers, or what went wrong with one."""
@@ -111,11 +126,48 @@ class Stacks:
 
     def __init__(self, taker: Taker) -> None:
         self._taker = taker
-        self._stacks: dict[Any, _Stack] = {}
+        self._stacks: dict[Any, Stack] = {}
+        self._whole: dict[Any, Stack] = {}  # those of calls as the model has made them
         self._masks: dict[Any, _Mask] = {}
 
-    def hold(self, scores: Scores, entries: slice, call: Call) -> bool:
-        """Keep a call for later, of which some entries will be measured; False: measure it now."""
+    def again(self, scores: Scores, call: Call) -> Stack | None:
+        """Keep a call if one that looks like it was held in the running step; return their stack.
+
+        No more is done here than to copy, for a step may have a hundred such calls.
+        """
+        query, key, mask = scores.query, scores.key, scores.attn_mask
+        if mask is not None:
+            known = self._masks.get(_place_of(mask)) if type(mask) is Tensor else None
+            if known is None:
+                return None
+            mask = known.copy
+        stack = self._whole.get(_look_of(query, key, mask, scores))
+        if not (
+            stack is not None
+            and stack.takes_another
+            and stack.calls[0].heads == call.heads
+            and type(query) is Tensor
+            and type(key) is Tensor
+            and query.is_cpu
+            and key.is_cpu
+            and query.dtype is key.dtype
+            and not torch.is_autocast_enabled("cpu")
+            and not torch._C._are_functorch_transforms_active()
+        ):
+            return None
+        with_grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            stack.add(query, key, call)
+        finally:
+            torch._C._set_grad_enabled(with_grad)
+        return stack
+
+    def hold(self, scores: Scores, entries: slice, call: Call, part: bool = False) -> bool:
+        """Keep a call for later, of which some entries will be measured; False: measure it now.
+
+        part: the scores are a part of those of the model's call.
+        """
         query, key, mask = scores.query, scores.key, scores.attn_mask
         size = (query.numel() + key.numel()) * query.element_size()
         if not (
@@ -135,18 +187,21 @@ class Stacks:
                 return False
             mask = self._kept(mask)
             scores = scores._replace(attn_mask=mask)
-        if torch.is_autocast_enabled("cpu"):  # the step's end is outside of the model's autocast
+        cast = torch.is_autocast_enabled("cpu")
+        if cast:  # the step's end is outside of the model's autocast
             query, key = functional.autocast(query, key)
-        like = (query.shape, key.shape, query.dtype, id(mask), entries.start, *scores[3:])
+        look = _look_of(query, key, mask, scores)
+        like = look, entries.start
         stack = self._stacks.get(like)
         if stack is None:
-            stack = self._stacks[like] = _Stack(scores, entries)
-        stack.queries.append(query.clone())
-        stack.keys.append(key.clone())
-        stack.calls.append(call)
-        stack.bytes += size
-        if stack.bytes >= MOST_HELD:
+            stack = self._stacks[like] = Stack(scores, entries, size)
+        if not (part or cast):
+            self._whole[look] = stack
+        full = not stack.takes_another
+        stack.add(query, key, call)
+        if full:
             del self._stacks[like]
+            self._whole.pop(look, None)
             stack.measure(self._taker)
         return True
 
@@ -154,6 +209,7 @@ class Stacks:
         """Measure all that is held; the next step begins empty."""
         if self._stacks:
             stacks, self._stacks = self._stacks, {}
+            self._whole.clear()
             for stack in stacks.values():
                 stack.measure(self._taker)
         self._masks.clear()
@@ -163,8 +219,19 @@ class Stacks:
 
         It is the same if it lies in the same place and was not written to since.
         """
-        same = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version)
+        same = _place_of(mask)
         known = self._masks.get(same)
         if known is None:
             known = self._masks[same] = _Mask(mask, mask[(None,) * (4 - mask.dim())].clone())
         return known.copy
+
+
+def _look_of(query: Tensor, key: Tensor, mask: Tensor | None, scores: Scores) -> Any:
+    """Return what calls have in common that can be measured together."""
+    return query.shape, key.shape, query.dtype, id(mask), scores[3:]
+
+
+def _place_of(mask: Tensor) -> Any:
+    """Return what stays the same while a mask lies in its place and is not written to."""
+    version = None if mask.is_inference() else mask._version
+    return mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, version

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -35,42 +36,48 @@ class StepEnds:
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # torch.compile(optimizer.step)
+        if is_compiling():  # torch.compile(optimizer.step)
             _compiled_step(_BUFFER, self._number, _number_of_trace())
         else:
             self.stepped(weakref.ref(optimizer), optimizer)
 
     def stepped(self, who: "weakref.ref[Optimizer] | int", optimizer: Optimizer | None) -> None:
-        thread = self._thread
-        if who in thread.stepped or self._pass_came():
+        thread = self._thread.state
+        # An optimizer may step inside a backward pass, from a hook of a gradient, where checkpoints
+        # run forward again between two optimizers.
+        in_backward = _current_graph_task_id() != -1
+        pass_came = not thread.in_backward if in_backward else thread.passes != _passes()
+        if pass_came or who in thread.stepped:
             thread.stepped.clear()
             self._ended(optimizer)
-            thread.in_backward = _in_backward()
-            self.forget_passes()
+            thread.in_backward = in_backward
+            thread.passes = _passes()
         thread.stepped.append(who)
 
     def forget_passes(self) -> None:
         """Count the passes up to now to what has been: they are not the training's."""
-        self._thread.passes = _passes()
-
-    def _pass_came(self) -> bool:
-        if _in_backward():  # where checkpoints run forward again between two optimizers
-            return not self._thread.in_backward
-        return self._thread.passes != _passes()
+        self._thread.state.passes = _passes()
 
     def remove(self) -> None:
         self._handle.remove()
         _compiled_hooks.pop(self._number, None)
 
 
-class _Thread(threading.local):
+class _State:
     """What a thread's last end of a step has left."""
+
+    __slots__ = ("in_backward", "passes", "stepped")
 
     def __init__(self) -> None:
         # Who has stepped since: optimizers, and compiled steps by their number.
         self.stepped: list[weakref.ref[Optimizer] | int] = []
         self.in_backward = False  # it was inside a backward pass
         self.passes: tuple[int, int] | None = None  # how many there had been
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.state = _State()
 
 
 def _passes() -> tuple[int, int]:
@@ -82,11 +89,7 @@ def _passes() -> tuple[int, int]:
     return torch._C._autograd._get_sequence_nr(), losses.passes.backward
 
 
-def _in_backward() -> bool:
-    """Whether an optimizer steps inside a backward pass, from a hook of a gradient."""
-    return torch._C._current_graph_task_id() != -1
-
-
+_current_graph_task_id = torch._C._current_graph_task_id
 _numbers = itertools.count()
 _compiled_hooks: dict[int, StepEnds] = {}
 _BUFFER = torch.zeros(

@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from scaledot.watch.layers import Layer, Layers
 from scaledot.watch.losses import Losses
 from scaledot.watch.names import Names
 from scaledot.watch.probes import hub
+from scaledot.watch.probes.place import Near
 from scaledot.watch.probes.scores import Scores, Source, all_finite
 from scaledot.watch.probes.seen import Seen
 from scaledot.watch.ranks import Mode, shares
@@ -112,6 +113,7 @@ class Watch:
             raise TypeError(f"on_alarm is {on_alarm!r}; give a function that takes an Alarm")
         self.model, self.replace = model, replace
         self.cadence = Cadence(1 if replace and every is None else every, budget)
+        began = self.cadence.clock()
         self.latest: dict[Key, Reading] = {}  # the last reading of each layer, by (layer, phase)
         self.alarms: list[Alarm] = []  # all that were raised
         self.remedies: list[Any] = []  # that were installed: what the store keeps of each
@@ -156,7 +158,8 @@ class Watch:
         self._removed = False
         self._turn = threading.RLock()  # a training may have several threads
         _watches.add(self)
-        hub.listen(self, self._account)
+        hub.listen(self, self._account, self._recall)
+        self.cadence.startup += self.cadence.clock() - began
 
     @property
     def step_number(self) -> int:
@@ -274,6 +277,27 @@ class Watch:
         if found.phase == "eval":
             self._evaluations.spend(spent)
 
+    def _recall(self, near: Near, scores: Scores) -> bool:
+        """Take a call of a layer that was read before; False: look at it as at a new one.
+
+        Nothing that is known of the layer, or of calls like it, is looked up once more.
+        """
+        began = self.cadence.clock()
+        known = self._layers.in_training(near)
+        if known is None or known.call is None or any_mode():
+            return False
+        if not (self.cadence.due and self._steps_looked_at):  # the first step learns the scales
+            return False
+        with self._turn:
+            stack = self._stacks.again(scores, known.call)
+            if stack is None:
+                return False
+            self._gathering.expect(known.call.key)
+            self._rows_there += stack.rows_there
+            self._rows_read += stack.rows_read
+            self.cadence.spend(self.cadence.clock() - began)
+        return True
+
     def cannot_see(self, kind: str, reason: str, module: nn.Module | None) -> None:
         self._account.cannot_see(kind, reason, module)
 
@@ -320,11 +344,13 @@ class Watch:
         # An evaluation has no end at which its calls could be measured together.
         waits = found.phase == "train"
         if waits and isinstance(source, Scores) and self._stacks.hold(source, entries, call):
+            if found.known is not None:
+                found.known.call = call
             return True
         if entries != WHOLE and not _all_numbers(source):
             entries = WHOLE  # a broken call is read whole
         scores = source.part(entries)
-        if not (waits and self._stacks.hold(scores, WHOLE, call)):
+        if not (waits and self._stacks.hold(scores, WHOLE, call, part=True)):
             self.take_stack([call], Numbers(*scores.vitals().packed()))
         return True
 
@@ -388,26 +414,23 @@ class Watch:
         Most steps are such, and a step may be short: each microsecond counts.
         """
         cadence, losses = self.cadence, self._losses
-        if cadence.due or self._gathering or self._waiting or self._coming or self._scalars:
+        if cadence.due or self._waiting or self._coming or self._scalars or self._gathering:
             return False
         with self._turn:
-            self._job.join()
-            if not self._job.alone:
+            if not self._job.join():
                 return False
-            if losses is not None and losses.has_values:
-                with undisturbed() if any_mode() else nullcontext():
-                    broken = losses.pass_by(cadence.step)
-                if broken is not None:
-                    self._coming.append(broken)
-            began = cadence.close_step()
+            if losses is not None and (broken := losses.pass_by(cadence.step)) is not None:
+                self._coming.append(broken)
+            began = cadence.pass_step()
             if cadence.due:
                 self._account.looking = self._steps_looked_at < NOTED
             if self._coming:
                 with hub.quiet():
                     self._deliver()
             now = cadence.clock()
-            self._beat(now)
-        cadence.spend(now - began)
+            if now - self._last_beat >= BEAT:
+                self._beat(now)
+            cadence.spend(now - began)
         return True
 
     def _beat(self, now: float) -> None:
@@ -641,7 +664,9 @@ class Watch:
     def _note_steady(self) -> None:
         if self.cadence.steady_share is not None:
             every = self.cadence.every if self.cadence.fixed else self.cadence.steady_every
-            self._note(reading.STEADY, {"share": self.cadence.steady_share, "every": every})
+            once = round(self.cadence.startup, 4)
+            share = self.cadence.steady_share
+            self._note(reading.STEADY, {"share": share, "every": every, "startup": once})
 
     def _note_remedies(self) -> None:
         if self.remedies:

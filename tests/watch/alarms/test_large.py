@@ -36,7 +36,9 @@ def test_a_run_and_its_twins_become_a_row(toys):
 
     rows, folder = toys
     assert len(rows) == 2
-    small = list(rates.read(STUDY.parent / "results" / "alarms.csv")[0])
+    # They are not recorded by samples.
+    small = rates.read(STUDY.parent / "results" / "alarms.csv")[0]
+    small = [name for name in small if not name.endswith("_sampled")]
     for job, row in rows.items():
         assert list(row) == [*small, *COLUMNS]
         assert row["set"] == "judged"
@@ -95,6 +97,20 @@ def test_a_twin_that_was_not_held_is_no_twin(monkeypatch):
     )
     with pytest.raises(RuntimeError, match="scores were not held: a second forward pass did not"):
         runs.train(setup)
+
+
+def test_a_run_that_is_recorded_by_samples_is_the_same_training(tmp_path):
+    import runs
+
+    small = runs.Setup(layers=2, width=16, heads=2, tokens=32, batch=4, steps=6, warm_up=2)
+    whole, sampled = (runs.recorded(small, tmp_path, sampled=by) for by in (False, True))
+    assert np.array_equal(whole.losses, sampled.losses)
+    assert whole.final == sampled.final
+    rows = runs.COUNT_FIELDS.index("rows")
+    assert (whole.counts[:, :, rows] == 4 * 32).all()
+    assert (sampled.counts[:2, :, rows] == 4 * 32).all()  # the first steps are read whole
+    assert (sampled.counts[2:, :, rows] == 32).all()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_recordings_of_the_small_runs_keep_their_names():

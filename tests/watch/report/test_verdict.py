@@ -267,7 +267,7 @@ def test_a_missing_division_is_never_healthy_and_half_a_scale_may_be(tmp_path):
 
 
 def test_the_cost_of_the_whole_run_and_of_the_steady_state_are_named(tmp_path, capsys):
-    steady = {"share": 0.004, "every": 90}
+    steady = {"share": 0.004, "every": 90, "startup": 0.1234}
     path = write_run(
         tmp_path / "r.vitals", scalars=lambda step: {"watch_cost": 0.05}, steady=steady
     )
@@ -275,17 +275,18 @@ def test_the_cost_of_the_whole_run_and_of_the_steady_state_are_named(tmp_path, c
     cost = json.loads(capsys.readouterr().out)["cost"]
     assert cost["share_of_step_time"] == pytest.approx(0.05)
     assert (cost["steady_share"], cost["steady_every"]) == (0.004, 90)
+    assert cost["startup_seconds"] == 0.1234
     assert cli.main(["report", str(path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "the watch cost 5 % of the whole run (early readings included), 0.4 %" in printed
-    assert "when steady, every 90 steps" in printed
+    assert "when steady, every 90 steps, and 0.12 s once, at the start" in printed
 
 
 @pytest.mark.parametrize("steady", [7, {"share": "x"}, {"share": math.inf, "every": None}])
 def test_a_foreign_note_of_the_cost_is_none(tmp_path, steady):
     path = write_run(tmp_path / "r.vitals", range(9), steady=steady, alive="soon")
     facts, _ = report.examine(path)
-    assert facts.steady_cost is None
+    assert facts.steady_cost is facts.startup is None
     assert facts.evidence.steps == 9
 
 

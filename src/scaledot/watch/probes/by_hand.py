@@ -9,7 +9,7 @@ functions it was traced with are still the same.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -109,13 +109,13 @@ MOST_NODES = 20_000  # of a graph that are looked at
 PAST = "called as an operator, past torch's public function"
 
 
-def note_graph(loss: Tensor) -> None:
+def note_graph(loss: Tensor, keepers: Iterable[hub.Keeper]) -> None:
     """Name torch's attention in the graph behind a loss, where no probe has met any.
 
     torch.ops.aten and torch._C._nn lead to the operator without passing a function that could be
     exchanged.
     """
-    for keeper in hub.inventory():
+    for keeper in keepers:
         if loss.grad_fn is not None and not keeper.knows_attention():
             try:
                 if _has_attention(loss.grad_fn):

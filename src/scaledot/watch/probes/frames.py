@@ -16,8 +16,10 @@ MOST = 4096  # places of calls that are remembered
 UNCOUNTED = "<scaledot.watch: no importlib._bootstrap, but not to be counted either>"
 
 _call = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
-_callers: dict[tuple[CodeType, int], FunctionType] = {}
-_codes: set[CodeType] = set()
+# By identity: a hash of a code object is one of all its names and constants. Code that is kept here
+# lives on, so that no other takes its address.
+_callers: dict[tuple[int, int], tuple[CodeType, FunctionType]] = {}
+_codes: dict[int, CodeType] = {}
 
 
 def caller(frame: FrameType) -> Callable[..., Any]:
@@ -27,10 +29,11 @@ def caller(frame: FrameType) -> Callable[..., Any]:
     would be named in the place of the user's line, and the filters of warnings would look at the
     stand-in's module. So the call goes through a frame with the user's file, line and globals.
     """
-    place = frame.f_code, frame.f_lasti
-    known = _callers.get(place)
-    if known is not None and known.__globals__ is frame.f_globals:
-        return known
+    place = id(frame.f_code), frame.f_lasti
+    if (known := _callers.get(place)) is not None:
+        function = known[1]
+        if function.__globals__ is frame.f_globals:
+            return function
     if len(_callers) >= MOST:
         forget()
     code = _call.replace(
@@ -39,9 +42,10 @@ def caller(frame: FrameType) -> Callable[..., Any]:
         co_qualname=frame.f_code.co_qualname,
         co_firstlineno=frame.f_lineno or 1,
     )
-    _codes.add(code)
-    known = _callers[place] = FunctionType(code, frame.f_globals)
-    return known
+    _codes[id(code)] = code
+    function = FunctionType(code, frame.f_globals)
+    _callers[place] = frame.f_code, function
+    return function
 
 
 def forget() -> None:
@@ -52,7 +56,7 @@ def forget() -> None:
 
 def is_caller(code: CodeType) -> bool:
     """Whether the frame of this code stands for one that is there anyway."""
-    return code in _codes
+    return id(code) in _codes
 
 
 def hide(error: BaseException) -> None:

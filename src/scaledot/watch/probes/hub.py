@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 from scaledot.watch.probes import frames
 from scaledot.watch.probes.patch import Swap
+from scaledot.watch.probes.place import Near
+from scaledot.watch.probes.scores import Scores
 from scaledot.watch.probes.seen import Seen
 
 log = logging.getLogger("scaledot.watch")
@@ -37,6 +40,11 @@ class Keeper(Protocol):
     @property
     def replace(self) -> bool:
         """Whether scaledot computes the model's attention wherever it can."""
+        ...
+
+    @property
+    def looking(self) -> bool:
+        """Whether `takes_inventory` may say so."""
         ...
 
     def takes_inventory(self) -> bool:
@@ -70,8 +78,11 @@ class _Quiet:
         _thread.quiet -= 1
 
 
+Recall = Callable[[Near, Scores], bool]
+
 listeners: tuple[Listener, ...] = ()
 keepers: tuple[Keeper, ...] = ()
+_recalls: dict[Listener, Recall] = {}  # of the listeners that know calls again
 # A graph is traced once: it asks whether a watch replaces at all, not whether this step is due.
 replacing_in_graphs = False
 _placed: list[Any] = []
@@ -80,7 +91,8 @@ _thread = _Thread()
 _quiet = _Quiet()
 
 
-def listen(listener: Listener, keeper: Keeper | None = None) -> None:
+def listen(listener: Listener, keeper: Keeper | None = None, recall: Recall | None = None) -> None:
+    """recall: takes a call that is like one offered before, whole; False: it is to be offered."""
     global listeners
     with _lock:
         if not listeners:
@@ -90,6 +102,8 @@ def listen(listener: Listener, keeper: Keeper | None = None) -> None:
         listeners = (*listeners, listener)
         if keeper is not None:
             _keep((*keepers, keeper))
+        if recall is not None:
+            _recalls[listener] = recall
 
 
 def leave(listener: Listener, keeper: Keeper | None = None) -> None:
@@ -99,6 +113,7 @@ def leave(listener: Listener, keeper: Keeper | None = None) -> None:
             return
         listeners = tuple(other for other in listeners if other is not listener)
         _keep(tuple(other for other in keepers if other is not keeper))
+        _recalls.pop(listener, None)
         if listeners:
             return
         for placed in reversed(_placed):
@@ -126,26 +141,28 @@ def is_quiet() -> bool:
 
 
 def wants() -> bool:
-    """Whether somebody wants to see a call at this moment."""
-    if _thread.quiet:
-        return False
-    # A forward pass inside of a backward pass is a recomputation: it was seen the first time.
-    if torch._C._current_graph_task_id() != -1:
-        return False
-    for listener in listeners:  # noqa: SIM110 - a generator takes 2 µs more at every call
+    """Tell whether somebody wants to see a call at this moment."""
+    for listener in listeners:  # asked first, for mostly nobody does
         if listener.wants():
-            return True
+            # A forward pass inside of a backward pass is a recomputation: it was seen before.
+            return not _thread.quiet and torch._C._current_graph_task_id() == -1
     return False
 
 
 def replacing() -> bool:
-    """Whether scaledot computes the model's attention in this step, recomputations included."""
-    if _thread.quiet:
-        return False
-    for listener in listeners:  # noqa: SIM110 - as above
+    """Tell whether scaledot computes the model's attention in this step, and in recomputations."""
+    for listener in listeners:
         if listener.replaces():
-            return True
+            return not _thread.quiet
     return False
+
+
+def idle() -> bool:
+    """Tell whether no watch has anything to do with a call at this moment, as in most steps."""
+    for listener in listeners:  # noqa: SIM110 - a generator takes 2 µs more at every call
+        if listener.wants() or listener.replaces():
+            return False
+    return True
 
 
 def offer(seen: Seen) -> None:
@@ -156,6 +173,13 @@ def offer(seen: Seen) -> None:
                 listener.saw(seen)
             except Exception as error:
                 cannot_see(seen.kind, f"{type(error).__name__}: {error}", seen.module, listener)
+
+
+def recalled(near: Near, scores: Scores) -> bool:
+    """Show a call to the one watch there is; True: it knows such calls, and has taken this one."""
+    if len(listeners) != 1 or (recall := _recalls.get(listeners[0])) is None:
+        return False
+    return recall(near, scores)
 
 
 def cannot_see(
@@ -179,10 +203,13 @@ def keeps_own(kind: str, reason: str, module: nn.Module | None = None) -> None:
 
 
 def inventory() -> list[Keeper]:
-    """Who looks for attention by hand; nobody inside of a call that a probe sees."""
-    if _thread.quiet:
+    """Return who looks for attention by hand; nobody inside of a call that a probe sees."""
+    for keeper in keepers:  # mostly nobody does: that is found out in as little time as possible
+        if keeper.looking:
+            break
+    else:
         return []
-    return [keeper for keeper in keepers if keeper.takes_inventory()]
+    return [] if _thread.quiet else [one for one in keepers if one.takes_inventory()]
 
 
 def quiet() -> _Quiet:

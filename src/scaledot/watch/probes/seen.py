@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scaledot.measure import Vitals
+from scaledot.watch.probes.place import Near
 from scaledot.watch.probes.scores import Source, nothing
 
 
@@ -27,6 +28,7 @@ class Seen(NamedTuple):
     measured: bool = False  # the call itself has made the vitals: there is no work left to time
     # Gives that of which a part of the batch can be measured; called as `measure` is.
     source: Callable[[], Source | None] = nothing
+    near: Near | None = None  # where the probe has looked for it
 
 
 def scale_of(query: Tensor, scale: float | None) -> float | None:

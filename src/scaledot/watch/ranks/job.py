@@ -105,10 +105,13 @@ class Job:
         """Whether there never was another rank to exchange readings with."""
         return self._exchange is None
 
-    def join(self, patience: float | None = None) -> None:
-        """At the end of a step: find the other ranks, once there are any."""
-        if self._settled or self._mode == "apart" or (here := world()) is None:
-            return
+    def join(self, patience: float | None = None) -> bool:
+        """Find the other ranks at the end of a step, once there are any; return `alone`."""
+        if not (self._settled or self._mode == "apart") and (here := world()) is not None:
+            self._meet(here, patience)
+        return self._exchange is None
+
+    def _meet(self, here: World, patience: float | None) -> None:
         self._settled = True
         self.traffic = Traffic(here.size, here.rank, False)
         try:

@@ -21,6 +21,8 @@ LONGEST = 60.0  # seconds that a rank may be waited for; less where the user's g
 # would cost more than a pause.
 PRESENCE = 20.0
 TOGETHER = "together"
+# None where torch was built without. Asked in every step, so not through functions of torch's.
+C10D: Any = dist.distributed_c10d if dist.is_available() else None
 
 
 class World(NamedTuple):
@@ -29,8 +31,8 @@ class World(NamedTuple):
 
 
 def world() -> World | None:
-    """None where there is nobody else."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """Return this process's place among the ranks; None where there is nobody else."""
+    if C10D is None or C10D._world.default_pg is None:
         return None
     if dist.get_backend() in ("fake", "threaded"):  # ranks that are no processes
         return None

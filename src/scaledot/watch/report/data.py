@@ -80,6 +80,7 @@ def as_data(facts: Facts, verdict: Verdict) -> dict[str, Any]:
                 "share_of_step_time": facts.cost,
                 "steady_share": facts.steady_cost,
                 "steady_every": facts.steady_every,
+                "startup_seconds": facts.startup,
                 "step_seconds": facts.step_time,
                 "cadence": facts.cadence,
             },

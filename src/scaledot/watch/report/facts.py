@@ -77,6 +77,7 @@ class Facts:
     cost: float | None  # share of the step time, over the whole run
     steady_cost: float | None  # the same of the readings at the steady interval
     steady_every: int | None  # steps of that interval
+    startup: float | None  # seconds that the watch took once, at the start
     step_time: float | None
     dropped: int
     cut_off: bool  # it ended while the disk refused to write
@@ -163,6 +164,7 @@ def read(path: str | os.PathLike[str], now: float | None = None) -> Facts:
         cost=_last(numbers[reading.WATCH_COST]),
         steady_cost=_number(steady.get("share")),
         steady_every=None if (every := _number(steady.get("every"))) is None else int(every),
+        startup=_number(steady.get("startup")),
         step_time=_last(numbers[reading.STEP_TIME]),
         dropped=sum(segment.dropped for segment in segments),
         cut_off=bool(segments) and segments[-1].cut_off,

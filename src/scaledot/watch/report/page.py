@@ -391,7 +391,9 @@ def cost_of(facts: Facts) -> str:
     if facts.steady_cost is None or facts.steady_every is None:
         return whole
     every = "every step" if facts.steady_every == 1 else f"every {facts.steady_every:,} steps"
-    return f"{whole} (early readings included), {share(facts.steady_cost)} when steady, {every}"
+    once = "" if facts.startup is None else f", and {facts.startup:.2g} s once, at the start"
+    steady = f"{share(facts.steady_cost)} when steady, {every}"
+    return f"{whole} (early readings included), {steady}{once}"
 
 
 def about(facts: Facts) -> Markup:

@@ -33,6 +33,7 @@ constexpr int KEYS = 512;     // keys of a tile: ROWS x KEYS scores stay in the 
 constexpr float LOWEST = -1e30f;  // what a hidden pair scores; no visible one comes near it
 
 typedef float Floats __attribute__((vector_size(LANES * sizeof(float))));
+typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
 typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 inline Floats load(const float* from) {
@@ -47,16 +48,22 @@ inline Floats spread(float value) { return value - Floats{}; }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
+// Seven of these end a row; lane after lane they take longer than a short row's own work.
 inline float sum_of(Floats v) {
-  float total = 0.0f;
-  for (int i = 0; i < LANES; ++i) total += v[i];
-  return total;
+  Quarter parts[LANES / 4];
+  std::memcpy(parts, &v, sizeof v);
+  Quarter total = parts[0] + parts[1];
+  if (LANES == 16) total += parts[LANES / 4 - 2] + parts[LANES / 4 - 1];
+  return (total[0] + total[2]) + (total[1] + total[3]);
 }
 
 inline float largest_of(Floats v) {
-  float top = v[0];
-  for (int i = 1; i < LANES; ++i) top = v[i] > top ? v[i] : top;
-  return top;
+  Quarter parts[LANES / 4];
+  std::memcpy(parts, &v, sizeof v);
+  Quarter top = parts[0];
+  for (int i = 1; i < LANES / 4; ++i) top = parts[i] > top ? parts[i] : top;
+  const float left = top[0] > top[2] ? top[0] : top[2], right = top[1] > top[3] ? top[1] : top[3];
+  return left > right ? left : right;
 }
 
 // e^x to within two units in the last place for x <= 0; 0 below the smallest normal number.
