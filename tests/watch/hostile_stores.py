@@ -672,7 +672,7 @@ class Page:
         if layers := found.get("layers"):
             self._questions.put_nowait({"field": "max_logit"})
             self._questions.put_nowait({"history": {"layer": layers[0]["name"], "head": 0}})
-        elif not {"status", "losses", "alarms"} & set(found):  # else it goes on with its answers
+        elif found.keys() & {"layers", "history", "missing", "error"}:  # else there is more to come
             self.answered.set()
 
     async def send_bytes(self, data: bytes) -> None:
