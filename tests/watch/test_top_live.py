@@ -112,7 +112,7 @@ def test_a_curve_that_cannot_be_read_is_said_to_be_damaged_and_the_view_stays(st
             database.commit()
 
     screens = _play(store, damage, "right", None, None)
-    assert "r.vitals is dama" in screens[-1]
+    assert "r.vitals is damaged" in screens[-1]
     assert "h2" in screens[-1]
 
 

@@ -23,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from scaledot.watch.late import Late
 from scaledot.watch.probes import hub
 from scaledot.watch.probes.by_hand import note_graph
-from scaledot.watch.probes.frames import hide, invisible
+from scaledot.watch.probes.frames import hide, invisible, uncounted
 from scaledot.watch.probes.patch import Attribute, KnownToScript, stands_for
 from scaledot.watch.reading import LOSS
 from scaledot.watch.undisturbed import undisturbed
@@ -206,7 +206,7 @@ def _told(backward: Callable[..., Any]) -> Callable[..., Any]:
             hide(error)
             raise
 
-    return stands_for(backward, told)
+    return stands_for(backward, uncounted(told))
 
 
 def _note(one: Tensor) -> None:

@@ -88,9 +88,14 @@ def invisible(stand_in: Callable[..., Any]) -> Callable[..., Any]:
             hide(error)
             raise
 
-    for one in (called, stand_in):
+    return functools.wraps(stand_in)(uncounted(called, stand_in))
+
+
+def uncounted(function: FunctionType, *more: FunctionType) -> FunctionType:
+    """Leave the frames of functions out where a warning counts frames; return the first."""
+    for one in (function, *more):
         one.__code__ = one.__code__.replace(co_filename=UNCOUNTED)
-    return functools.wraps(stand_in)(called)
+    return function
 
 
 def given(

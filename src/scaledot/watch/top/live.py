@@ -65,7 +65,7 @@ class View:
             self.version += self.history.look()
             self._gone = ""
         except (StoreError, sqlite3.Error) as error:  # deleted under us; it may come again
-            self._gone = str(error)
+            self._gone = self._short(error)
 
     def press(self, key: str) -> None:
         self.version += 1
@@ -83,12 +83,16 @@ class View:
         try:
             self._frame = frame_of(self.history, self.vital, self.phase, now)
         except (StoreError, sqlite3.Error) as error:
-            self._gone = str(error)
+            self._gone = self._short(error)
             if self._frame is None:
                 raise
         keys = self._gone or self._keys
         ascii_only = console.options.ascii_only
         return picture.draw(self._frame, console.width, console.height, keys, ascii_only)
+
+    def _short(self, error: Exception) -> str:
+        """One line of the terminal: the path stands above already."""
+        return str(error).replace(str(self.history.path), self.history.path.name)
 
     def _turn(self, places: int) -> None:
         place = health.VITALS.index(self.vital)
