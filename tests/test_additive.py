@@ -288,6 +288,7 @@ print((peak() - before) / FULL)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss has other units there")
 def test_forward_and_backward_stay_below_a_twentieth_of_the_full_tensor():

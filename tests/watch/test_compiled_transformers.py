@@ -66,6 +66,7 @@ def losses_of(model, state, run, **options):
     return train(run, steps=4, **options)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_one_graph_same_losses_and_the_eager_readings():
     model = llama("eager")

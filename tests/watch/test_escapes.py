@@ -38,6 +38,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_a_run_tells_of_its_file_its_alarms_and_its_end_without_escapes(folder):
     script, store = f"{NAME}.py", f"{NAME}.vitals"
     Path(script).write_text(TRAIN)

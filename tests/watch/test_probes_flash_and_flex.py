@@ -206,6 +206,7 @@ def test_flex_attention_with_a_score_mod_is_named():
     assert "its score_mod may do anything to the scores" in str(watch.coverage())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore")

@@ -205,6 +205,7 @@ print(sorted(name for name in first if name.startswith("torch.")))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_the_script_has_not_imported_is_not_there():
     """Libraries read the environment when they are imported; torch's compiler takes a second."""

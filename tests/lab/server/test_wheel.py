@@ -76,6 +76,7 @@ def test_a_wheel_holds_the_page_and_nothing_it_was_made_from(built):
     assert "scaledot/lab/catalogue/hi.json" in names
 
 
+@pytest.mark.nightly
 def test_a_source_distribution_holds_the_page_and_its_sources(built):
     """So an installation from it needs no node either."""
     (source,) = built.glob("*.tar.gz")

@@ -148,6 +148,7 @@ CHAIN = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_handler_that_calls_the_one_before_it_calls_none(tmp_path):
     """Lightning's does: it ends the step that is running, and the training thereafter."""
@@ -170,6 +171,7 @@ CAUGHT = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_exception_that_was_caught_has_not_ended_the_script(tmp_path):
     done, crashes = _run(tmp_path, CAUGHT)
