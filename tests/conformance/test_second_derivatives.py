@@ -36,6 +36,7 @@ def assert_both_modes_pass_finite_differences(run, leaves):
     assert gradgradcheck(run, leaves, fast_mode=True, check_fwd_over_rev=True)
 
 
+@pytest.mark.one_case
 @FUNCTIONS
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_every_argument(function, name):

@@ -57,6 +57,7 @@ def compiled(function, backend="aot_eager"):
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
+@pytest.mark.one_case
 @pytest.mark.compile
 @pytest.mark.parametrize("name", KEYWORDS)
 @FUNCTIONS

@@ -43,6 +43,7 @@ NIGHTLY = pytest.mark.nightly
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures with fork and wait4")
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "store", [name if name in EVERY_TIME else pytest.param(name, marks=NIGHTLY) for name in SHORT]

@@ -260,6 +260,7 @@ def test_registry_and_names_are_left_alone():
     assert all(mapping[name] is entries[name] for name in entries)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_transformers_imported_after_the_watch_began():
     code = f"""

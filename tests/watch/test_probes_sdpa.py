@@ -192,6 +192,7 @@ def test_random_numbers_are_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("shape", [(0, 3, 7, 5), (2, 0, 7, 5), (2, 3, 0, 5), (2, 3, 7, 0), (7, 0)])
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("every", [1, None])

@@ -179,6 +179,7 @@ logging.getLogger("train").info("done")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_the_watch_logs_is_no_word_of_the_script():
     _write("train.py", LOGGING)
@@ -365,6 +366,7 @@ print("done")
 """
 
 
+@pytest.mark.nightly
 def test_the_loss_of_a_program_without_attention_is_watched():
     _write("train.py", ALONE)
     watched = _watched("--alarms", "alarms.jsonl", "train.py")

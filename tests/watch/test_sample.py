@@ -102,6 +102,7 @@ def test_the_choice_takes_nothing_from_the_random_numbers_of_the_training():
     assert before[1] == random.getstate()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("tokens", [LEAST_ROWS, 600], ids=["held", "at once"])
 @pytest.mark.parametrize("of", ["query", "key"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

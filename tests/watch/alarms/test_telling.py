@@ -77,6 +77,7 @@ def _run(folder: Path, *options: str, script: tuple[str, ...] = ()) -> subproces
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_prints_its_alarms_once_and_goes_on(tmp_path):
     done = _run(tmp_path, "--alarms", "alarms.jsonl")

@@ -26,6 +26,7 @@ from scaledot.watch.ranks import meeting
 from scaledot.watch.store import RunReader
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ranks_that_differ(tmp_path):
     spawn(_differing, 2, str(tmp_path))

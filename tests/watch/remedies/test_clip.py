@@ -25,6 +25,7 @@ def limit_between(values):
     return float(ordered[-1] * 0.6 if len(ordered) == 1 else (ordered[-1] + ordered[-2]) / 2)
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 def test_clipped_heads_end_at_the_limit_and_no_other_changes(treated):
     model, layer = treated
@@ -38,6 +39,7 @@ def test_clipped_heads_end_at_the_limit_and_no_other_changes(treated):
     assert "a factor at the call" not in applied.describe()
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 def test_undo_restores_every_bit_and_keys_never_change(treated):
     model, _ = treated

@@ -487,6 +487,7 @@ def test_a_compiled_model_refuses_what_happens_at_the_call(remedy, given, fresh_
     assert "nothing was changed: it has met no attention call that it can" in note["words"]
 
 
+@pytest.mark.nightly
 @pytest.mark.compile
 @pytest.mark.parametrize("remedy", ["temperature:0.01", "qk-clip:0.01"])
 def test_a_compiled_function_is_refused_in_our_words_alone(remedy, fresh_dynamo, capfd):
