@@ -232,7 +232,9 @@ EXPRESSIBLE = [
 ]
 
 
-@pytest.mark.parametrize("keywords", EXPRESSIBLE, ids=str)
+@pytest.mark.parametrize(
+    "keywords", EXPRESSIBLE, ids=["plain", "causal", "scale", "bool mask", "float mask"]
+)
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_runs_without_scaledot(keywords, strict):
     query, key = normal(2, 3, 5, 8), normal(2, 3, 7, 8)
@@ -255,7 +257,7 @@ def test_an_exported_program_runs_without_scaledot(keywords, strict):
         {"is_causal": True, "causal_align": "bottom_right"},
         {"attn_mask": torch.randn(5, 7, dtype=torch.float16)},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_an_exported_program_holds_our_operator_where_torch_has_no_such_argument(keywords):
     query, key = normal(2, 3, 5, 8), normal(2, 3, 7, 8)

@@ -676,3 +676,17 @@ def test_a_query_of_minus_infinity_is_visible(dtype, width, causal, keys):
     assert torch.equal(out.isnan(), broken)
     assert torch.equal(again.isnan(), broken)
     assert vitals.nonfinite.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("keys", [3, 95])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_row_with_an_infinite_logit_is_visible(dtype, causal, keys):
+    """Infinity minus infinity is NaN; torch's kernel gives zeros."""
+    query, key, value = (torch.rand(1, 2, keys, 4).to(dtype) + 0.1 for _ in range(3))
+    key[:, 1, 0] = math.inf
+    out = scaledot.attention(query, key, value, is_causal=causal)
+    again = scaledot.attention_with_vitals(query, key, value, is_causal=causal)[0]
+    assert out[:, 1].isnan().all()
+    assert again[:, 1].isnan().all()
+    assert out[:, 0].isfinite().all()

@@ -30,9 +30,6 @@ name = "torch"
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # not fake, not a subclass that traces
 
-# Rows shorter than one vector register take a scalar path whose maximum drops NaN.
-VECTOR_KEYS = 16
-
 CUDNN_WIDTHS = (64, 128, 256)
 CUDNN_TILE = 128  # rows and keys
 MAX_GRID = 65535
@@ -196,18 +193,18 @@ def _is_plain_causal(problem: Problem) -> bool:
 def _data_reason(
     query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
 ) -> str | None:
-    """Some errors depend on the data: look at no more of it than the error needs."""
-    short = key.shape[-2] < VECTOR_KEYS
+    """Some errors depend on the data: look at no more of it than the error needs.
+
+    Rows with an infinite logit, and with NaN over few keys, would come out as zeros; a causal call
+    would spread what is broken in hidden keys and values.
+    """
     differentiated = torch.is_grad_enabled() and _needs_gradient(query, key, value)
     if not causal:
-        total = query.sum().item()  # rows of -inf, and NaN over few keys, would come out as zeros
-    elif short or differentiated:
-        if query.shape == key.shape == value.shape:  # one look at all three
-            total = torch.addcmul(value, query, key).sum().item()
-        else:
-            total = query.sum().item() + key.sum().item() + value.sum().item()
+        total = (query.sum() + key.sum()).item()
+    elif query.shape == key.shape == value.shape:  # one look at all three
+        total = torch.addcmul(value, query, key).sum().item()
     else:
-        total = (query.sum() + value.sum()).item()
+        total = (query.sum() + key.sum() + value.sum()).item()
     if not -math.inf < total < math.inf:
         return "NaN or inf in the inputs: its kernel would hide or spread it"
     if differentiated and not within(query, key, scale, TORCH_IS_RIGHT_TO):
