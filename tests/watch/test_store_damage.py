@@ -15,7 +15,7 @@ from watch.store_cases import readings, scalars
 
 from scaledot import cli
 from scaledot.measure import COUNT_FIELDS, FLOAT_FIELDS
-from scaledot.watch.store import RunReader, Store, StoreError
+from scaledot.watch.store import RunReader, Store, StoreError, looking
 from scaledot.watch.store.packing import pack_integers
 
 
@@ -294,3 +294,14 @@ def test_locked_run_is_named(path, monkeypatch):
             RunReader(path)
         other.execute("ROLLBACK")
     read_all(path)
+
+
+def test_a_file_that_goes_while_it_is_opened_is_no_run(tmp_path, monkeypatch):
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    path = tmp_path / "r.vitals"
+    path.write_bytes(b"")
+    monkeypatch.setattr(looking.schema, "check_files", gone)
+    with pytest.raises(StoreError, match="there is no run"), looking.look(path):
+        pass

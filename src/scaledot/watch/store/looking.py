@@ -64,10 +64,6 @@ def look(path: Path) -> Generator[Database]:
     """
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(
-            f"there is no run at {path}; `scaledot run --store {typed(path)} SCRIPT` writes one"
-        ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
@@ -179,6 +175,10 @@ def _in_words(path: Path, error: sqlite3.Error) -> StoreError:
 
 
 def _unreadable(path: Path, error: Exception) -> StoreError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):  # also if it goes meanwhile
+        return StoreError(
+            f"there is no run at {path}; `scaledot run --store {typed(path)} SCRIPT` writes one"
+        )
     return StoreError(f"{path} cannot be read: {error}; look at its permissions and at its disk")
 
 
