@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from scaledot.backends.cuda.logits import (
+    LOG2E,
     Matrix,
     capped,
     keeps,
@@ -14,6 +15,8 @@ from scaledot.backends.cuda.logits import (
     number,
 )
 from scaledot.backends.cuda.visible import visible
+
+FAR = tl.constexpr(32.0)  # |lse| from which a row is renewed
 
 
 class Incoming(NamedTuple):
@@ -92,16 +95,23 @@ def load_softmax(incoming, first, rows, end):
 
 
 @triton.jit
-def score_centre(pivot, factor, CENTRED: tl.constexpr):
-    """The raw score at a row's pivot; pivot and factor broadcast against each other.
+def is_far(pivot):
+    """Tell where a row lies so far from 0 that its lse and delta are renewed (softmax.py)."""
+    size = tl.abs(pivot)
+    return (size > FAR * LOG2E) & (size < float("inf"))
 
-    Where a row's dS sum to 0 its scores may count from any number. Far from 0 the rounding of the
-    scores would be all that is left of the scale's gradient.
+
+@triton.jit
+def score_centre(pivot, factor, CENTRED: tl.constexpr):
+    """The raw score at the pivot of a row far from 0, else 0; pivot and factor broadcast.
+
+    Where a row's dS sum to 0 its scores may count from any number, and lose the least by one that
+    is near them.
     """
     centre = tl.zeros_like(pivot)
     if CENTRED:
         at_pivot = pivot / factor
-        centre = tl.where(tl.abs(at_pivot) < float("inf"), at_pivot, 0.0)
+        centre = tl.where(is_far(pivot) & (tl.abs(at_pivot) < float("inf")), at_pivot, 0.0)
     return centre
 
 

@@ -19,6 +19,7 @@ from scaledot.backends.cuda.backward.pairs import (
     Cut,
     Incoming,
     Rows,
+    is_far,
     kept_pairs,
     load_softmax,
     pair_arguments,
@@ -31,7 +32,6 @@ from scaledot.backends.cuda.visible import Place, blocks_of, find_rows, key_tile
 
 TILE = 8192  # numbers of dO at a time
 MOST_ROWS = 64
-FAR = tl.constexpr(32.0)  # |lse| from which a row is renewed
 
 
 class Renewed(NamedTuple):
@@ -259,8 +259,7 @@ def start_pairs(call, b, h, BLOCK: tl.constexpr):
 @triton.jit
 def far_rows(softmax):
     """Tell which rows are renewed."""
-    size = tl.abs(softmax.pivot)
-    return (size > FAR * LOG2E) & (size < float("inf"))
+    return is_far(softmax.pivot)
 
 
 @triton.jit
